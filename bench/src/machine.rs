@@ -27,8 +27,8 @@ impl Watch {
     }
 
     /// Share of the machine's processor time that went to other programs meanwhile; 100 if it cannot be told. Processes
-    /// that the run started must have ended. To take what this program has not used of all that was used would count the kernel's
-    /// work that is charged to nobody.
+    /// that the run started must have ended. To take what this program has not used of all that was used would count
+    /// the kernel's work that is charged to nobody.
     pub fn others_percent(&self) -> f64 {
         match (&self.began, usage()) {
             (Some(began), Some(now)) if now.total > began.total => {
@@ -69,7 +69,8 @@ fn machine_ticks(stat: &str) -> Option<(f64, f64)> {
 /// A thread of the kernel (PF_KTHREAD, linux/sched.h): it works for whoever has it work, the run most of all.
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
-/// proc_pid_stat(5): fields 14 to 17, user and system time of the process and of its awaited children; field 9 has the flags.
+/// proc_pid_stat(5): fields 14 to 17, user and system time of the process and of its awaited children; field 9 has the
+/// flags.
 fn program_ticks(stat: &str) -> Option<f64> {
     let fields = crate::peers::fields(stat);
     let flags: u32 = fields.get(6)?.parse().ok()?;

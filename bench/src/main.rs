@@ -1,9 +1,10 @@
 #![forbid(unsafe_code)]
-//! Ratios against peers: nginx, haproxy, varnish and a bare epoll responder, alternating within one run on pinned cores.
+//! Ratios against peers: nginx, haproxy, varnish and a bare epoll responder, alternating within one run on pinned
+//! cores.
 //!
-//! The server has core 0, the load core 1. Each round measures every peer once, in an order that rotates, so that a change
-//! of the machine's speed meets all of them; the figures are medians with the least and the greatest. CPU is what the
-//! server's processes used, user and system, divided by the requests that were answered.
+//! The server has core 0, the load core 1. Each round measures every peer once, in an order that rotates, so that a
+//! change of the machine's speed meets all of them; the figures are medians with the least and the greatest. CPU is
+//! what the server's processes used, user and system, divided by the requests that were answered.
 
 mod report;
 mod scenarios;

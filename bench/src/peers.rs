@@ -186,8 +186,8 @@ impl Peer {
         Ok(ticks / rustix::param::clock_ticks_per_second() as f64)
     }
 
-    /// As [`Self::cpu_s`], to the nanosecond instead of ticks of 10 ms, but without threads that have ended: for servers whose
-    /// threads stay.
+    /// As [`Self::cpu_s`], to the nanosecond instead of ticks of 10 ms, but without threads that have ended: for
+    /// servers whose threads stay.
     ///
     /// # Errors
     /// When the server has ended, or the kernel does not say (CONFIG_SCHED_INFO).
@@ -195,8 +195,8 @@ impl Peer {
         self.processes().into_iter().map(|process| threads_cpu_s(process, "")).sum()
     }
 
-    /// Bytes of anonymous memory that the server's processes have resident: what they allocated, without files, programs
-    /// and memory that is shared with others.
+    /// Bytes of anonymous memory that the server's processes have resident: what they allocated, without files,
+    /// programs and memory that is shared with others.
     ///
     /// # Errors
     /// When the server has ended, or the kernel does not say (before Linux 4.5).

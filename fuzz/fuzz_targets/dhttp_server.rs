@@ -1,5 +1,5 @@
-//! Any datagrams, responses and accidents leave the server's tables sound, and an address that is not proved gets at most
-//! three times its bytes and no connection.
+//! Any datagrams, responses and accidents leave the server's tables sound, and an address that is not proved gets at
+//! most three times its bytes and no connection.
 #![no_main]
 
 use std::net::SocketAddr;

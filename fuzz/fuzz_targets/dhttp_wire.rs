@@ -1,5 +1,5 @@
-//! What is read as a DHTTP message is written as the same bytes, at any split; nothing is a response that a server would
-//! answer as a request.
+//! What is read as a DHTTP message is written as the same bytes, at any split; nothing is a response that a server
+//! would answer as a request.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

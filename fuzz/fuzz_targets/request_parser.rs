@@ -1,5 +1,5 @@
-//! Any split of the bytes gives the same result, fields are known by their names and by nothing else, a head written and
-//! read back is the same head, and what is forwarded is one sound head with the framing that was asked for.
+//! Any split of the bytes gives the same result, fields are known by their names and by nothing else, a head written
+//! and read back is the same head, and what is forwarded is one sound head with the framing that was asked for.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

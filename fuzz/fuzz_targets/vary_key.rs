@@ -1,5 +1,5 @@
-//! Which fields select a response does not depend on how `Vary` is written, and two requests share a key only if the origin
-//! gets the same of each of them.
+//! Which fields select a response does not depend on how `Vary` is written, and two requests share a key only if the
+//! origin gets the same of each of them.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

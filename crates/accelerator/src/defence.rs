@@ -29,7 +29,8 @@ const ROOMY: f32 = 0.85;
 /// The same of the memory that the kernel has for TCP: what clients leave unread holds it.
 const MEMORY_SHORT: f32 = 0.7;
 const MEMORY_ENOUGH: f32 = 0.4;
-/// While requests wait for a connection to an upstream, at most one in so many of them is for clients that keep it waiting.
+/// While requests wait for a connection to an upstream, at most one in so many of them is for clients that keep it
+/// waiting.
 const SLOW_SHARE: usize = 4;
 /// Bytes left unread from which on a connection is worth ending for its memory.
 const HOLDS_MUCH: u64 = 16 * 1024;
@@ -39,8 +40,8 @@ const LONE: u64 = 64;
 const BYTES_LIKE_A_CONNECTION: u64 = 64 * 1024;
 /// How long a connection is held in the tarpit.
 const TARPIT: Duration = Duration::from_secs(30);
-/// Requests of one core that are held at once, in either way; of those beyond, the ones to be held back are refused, and
-/// the others' connections end.
+/// Requests of one core that are held at once, in either way; of those beyond, the ones to be held back are refused,
+/// and the others' connections end.
 const MAX_HELD: usize = 1_024;
 
 /// One core's hooks.
@@ -193,8 +194,8 @@ impl Defence {
         }
     }
 
-    /// The same while the rest of the head is awaited; with the decision the status that tells the client. Nothing is decided
-    /// yet of what a trusted proxy passes on, nor of what is to be held.
+    /// The same while the rest of the head is awaited; with the decision the status that tells the client. Nothing is
+    /// decided yet of what a trusted proxy passes on, nor of what is to be held.
     pub(crate) fn judge_early(
         &self,
         connection: NodeId,
@@ -245,8 +246,8 @@ impl Defence {
         Some((decision, self.reply(client, head, normalized, decision, now_ms)))
     }
 
-    /// Decides on a request, by its first line, unless that was judged, and by its head. Whom the line has delayed, the head
-    /// may still keep out.
+    /// Decides on a request, by its first line, unless that was judged, and by its head. Whom the line has delayed, the
+    /// head may still keep out.
     #[inline]
     pub(crate) fn judge(
         &self,
@@ -365,15 +366,15 @@ impl DataCore {
         self.defence.as_ref().is_some_and(|defence| defence.chain.stressed_ms().is_some())
     }
 
-    /// Where nearly all connections that there may be are open, or TCP's memory is nearly used up, the heaviest of those that
-    /// keep the server waiting are ended: those of addresses with many, and those that leave much unread (Tempesta §4.7). The
-    /// same where requests wait for a connection to an upstream, of which tunnels, or clients that send or read slowly, have too
-    /// many.
+    /// Where nearly all connections that there may be are open, or TCP's memory is nearly used up, the heaviest of
+    /// those that keep the server waiting are ended: those of addresses with many, and those that leave much unread
+    /// (Tempesta §4.7). The same where requests wait for a connection to an upstream, of which tunnels, or clients that
+    /// send or read slowly, have too many.
     pub(crate) fn make_room(&self, defence: &Defence, load: &Load) {
         if load.tcp_memory > MEMORY_SHORT {
             let surplus = 1.0 - MEMORY_ENOUGH / load.tcp_memory;
-            // Others on the host may hold it too; whoever leaves nothing unread here is not to blame. The kernel is asked
-            // once for each.
+            // Others on the host may hold it too; whoever leaves nothing unread here is not to blame. The kernel is
+            // asked once for each.
             let share = |unread: &mut dyn Iterator<Item = u64>| {
                 (unread.filter(|bytes| *bytes >= HOLDS_MUCH).count() as f32 * surplus) as usize
             };
@@ -459,8 +460,8 @@ impl DataCore {
         peer.via == Via::Proxy || defence.judge_malformed(place, peer, self.clock.elapsed_ms()).is_continue()
     }
 
-    /// Whether the defence does not let a piece of a request's body pass. What a trusted proxy passes on is judged by its
-    /// head and its response only.
+    /// Whether the defence does not let a piece of a request's body pass. What a trusted proxy passes on is judged by
+    /// its head and its response only.
     pub(crate) fn refuses_body(&self, client: &Client, piece: &[u8], received: u64) -> bool {
         let (Some(defence), Some(id)) = (&self.defence, client.place) else { return false };
         let peer = self.direct(client.peer());

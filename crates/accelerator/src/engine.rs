@@ -33,8 +33,8 @@ use crate::telemetry::latency::{Histogram, Latencies};
 use crate::telemetry::metrics::CoreMetrics;
 use crate::upstream::UpstreamStatus;
 
-/// How long the kernel keeps a new connection to itself while nothing has arrived on it. It is accepted after that as well,
-/// so that it gets its answer to a head that never came.
+/// How long the kernel keeps a new connection to itself while nothing has arrived on it. It is accepted after that as
+/// well, so that it gets its answer to a head that never came.
 const DEFER_ACCEPT_S: libc::c_int = 1;
 /// Connections that the kernel completes and keeps for a core that is busy.
 const LISTEN_BACKLOG: i32 = 4096;
@@ -457,12 +457,12 @@ fn bind(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
     Ok(socket)
 }
 
-/// Bytes that the kernel takes for a client beyond those on their way. Without a bound it takes megabytes, which clients
-/// that read nothing make it hold until no connection has memory any more.
+/// Bytes that the kernel takes for a client beyond those on their way. Without a bound it takes megabytes, which
+/// clients that read nothing make it hold until no connection has memory any more.
 static UNSENT_BYTES: libc::c_int = 64 * 1024;
 
-/// Bounds what the kernel holds unsent for each client (`TCP_NOTSENT_LOWAT`, tcp(7)); what is on its way is not bounded by
-/// it, so that a fast client is served as fast as before. Accepted sockets inherit it.
+/// Bounds what the kernel holds unsent for each client (`TCP_NOTSENT_LOWAT`, tcp(7)); what is on its way is not bounded
+/// by it, so that a fast client is served as fast as before. Accepted sockets inherit it.
 fn limit_unsent(socket: &Socket) -> io::Result<()> {
     // SAFETY: the option's value is an int, which is what the pointer and the length say.
     let result = unsafe {
@@ -477,8 +477,8 @@ fn limit_unsent(socket: &Socket) -> io::Result<()> {
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Lets the kernel keep new connections until something has arrived on them (`TCP_DEFER_ACCEPT`, tcp(7)): a first request
-/// is then answered as its connection is accepted, and a client that says nothing wakes nobody.
+/// Lets the kernel keep new connections until something has arrived on them (`TCP_DEFER_ACCEPT`, tcp(7)): a first
+/// request is then answered as its connection is accepted, and a client that says nothing wakes nobody.
 fn defer_accept(socket: &Socket) -> io::Result<()> {
     let seconds: libc::c_int = DEFER_ACCEPT_S;
     // SAFETY: the option's value is an int, which is what the pointer and the length say.

@@ -14,7 +14,8 @@ use crate::simd::{self, Scan, Task};
 pub enum ExtensionScope {
     /// All chunks of a body together: for bodies of strangers, who could send little else (RFC 9112 §7.1.1).
     Body,
-    /// Each chunk: for bodies without end of servers that sign or number every chunk. What is passed over is never kept.
+    /// Each chunk: for bodies without end of servers that sign or number every chunk. What is passed over is never
+    /// kept.
     Chunk,
 }
 
@@ -44,7 +45,8 @@ impl Default for ChunkLimits {
 }
 
 impl ChunkLimits {
-    /// For responses of servers that were chosen: a long one has many chunks, and is not cut off for what it has beside each.
+    /// For responses of servers that were chosen: a long one has many chunks, and is not cut off for what it has beside
+    /// each.
     pub fn of_responses() -> Self {
         Self { extension_scope: ExtensionScope::Chunk, ..Self::default() }
     }

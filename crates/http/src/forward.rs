@@ -133,8 +133,8 @@ pub fn write_upstream_request(
     out.extend_from_slice(b"\r\n");
 }
 
-/// The value of a `Cookie` field (RFC 6265 §4.2.1) without the cookies of this name; `None`: there are no others. An empty
-/// name is no cookie's.
+/// The value of a `Cookie` field (RFC 6265 §4.2.1) without the cookies of this name; `None`: there are no others. An
+/// empty name is no cookie's.
 pub fn without_cookie<'v>(value: &'v [u8], name: &[u8]) -> Option<Cow<'v, [u8]>> {
     let has_name = |pair: &&[u8]| {
         let rest = pair.trim_ascii().strip_prefix(name);
@@ -190,8 +190,8 @@ fn is_end_to_end(
 }
 
 /// Fields by which proxies tell servers what the client asked for, beside `X-Forwarded-*`. Servers believe them: from
-/// anybody but a trusted proxy they are lies at best, and poison for the cache at worst. A trusted proxy's are part of the
-/// cache's key.
+/// anybody but a trusted proxy they are lies at best, and poison for the cache at worst. A trusted proxy's are part of
+/// the cache's key.
 const URL_CLAIMS: [&[u8]; 15] = [
     b"front-end-https",
     b"x-envoy-original-host",
@@ -231,8 +231,9 @@ const CLIENT_CLAIMS: [&[u8]; 14] = [
 /// Fields that make some frameworks take a GET for another method.
 const METHOD_OVERRIDES: [&[u8]; 3] = [b"x-http-method", b"x-http-method-override", b"x-method-override"];
 
-/// Whether `name` begins with `start`, which is in lower case. An underscore counts as a hyphen: CGI and its descendants
-/// write both so, and to them `X_Forwarded_For` is the field that we set, `Transfer_Encoding` the one that we removed.
+/// Whether `name` begins with `start`, which is in lower case. An underscore counts as a hyphen: CGI and its
+/// descendants write both so, and to them `X_Forwarded_For` is the field that we set, `Transfer_Encoding` the one that
+/// we removed.
 fn begins_like(name: &[u8], start: &[u8]) -> bool {
     let fold = |byte: u8| if byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
     name.get(..start.len())
@@ -244,10 +245,10 @@ fn is_any_of(name: &[u8], names: &[&[u8]]) -> bool {
     names.iter().any(|known| name.len() == known.len() && begins_like(name, known))
 }
 
-/// The protocols of the `Upgrade` fields to which a connection may change (RFC 9110 §7.8). Not among them are those that
-/// carry requests of their own, which would pass every check of ours: `h2c`, which RFC 9113 §3.1 has dropped, other
-/// versions of HTTP, and TLS (RFC 2817); nor what is no protocol, in which a lax server may find one of those. Of many, the
-/// first.
+/// The protocols of the `Upgrade` fields to which a connection may change (RFC 9110 §7.8). Not among them are those
+/// that carry requests of their own, which would pass every check of ours: `h2c`, which RFC 9113 §3.1 has dropped,
+/// other versions of HTTP, and TLS (RFC 2817); nor what is no protocol, in which a lax server may find one of those. Of
+/// many, the first.
 pub fn upgrade_protocols<'a>(fields: &Fields<'a>) -> impl Iterator<Item = &'a [u8]> + use<'a> {
     let fields = *fields;
     fields
@@ -289,8 +290,8 @@ fn imitates_known_field(name: &[u8]) -> bool {
     FieldId::from_name(hyphened) != FieldId::Other
 }
 
-/// What a trusted proxy says last in a list field: its own word, where it appends to what it was sent. The cache's key and
-/// the origin have to be given the same.
+/// What a trusted proxy says last in a list field: its own word, where it appends to what it was sent. The cache's key
+/// and the origin have to be given the same.
 pub fn last_claim<'a>(fields: &Fields<'a>, id: FieldId) -> Option<&'a [u8]> {
     let line = fields.get_all(id).last()?;
     let last = line.rsplit(|&byte| byte == b',').next()?.trim_ascii();
@@ -337,9 +338,9 @@ pub fn parse_address(member: &[u8]) -> Option<IpAddr> {
     Some(address.to_canonical())
 }
 
-/// The addresses that a line of `Forwarded` names as those of clients, the last first; `None` for an element that hides its
-/// client or says nothing of it (RFC 7239 §6). Split even within quotes, as [`other_claims`] does: the last element is the
-/// last proxy's whatever stands before it.
+/// The addresses that a line of `Forwarded` names as those of clients, the last first; `None` for an element that hides
+/// its client or says nothing of it (RFC 7239 §6). Split even within quotes, as [`other_claims`] does: the last element
+/// is the last proxy's whatever stands before it.
 pub fn forwarded_for(line: &[u8]) -> impl Iterator<Item = Option<IpAddr>> + use<'_> {
     let elements = line.rsplit(|&byte| byte == b',').map(<[u8]>::trim_ascii);
     elements.filter(|element| !element.is_empty()).map(|element| {

@@ -1,9 +1,9 @@
 //! The table-driven half of the parsers: the hybrid state machine of Tempesta §4.4.1.
 //!
 //! A state is a chain of 16-byte transitions, four to a cache line. A transition compares the input with up to two
-//! patterns of four bytes, or one byte's rank in a re-mapped alphabet with up to four ranges. What no edge matches takes
-//! the slow path: the byte-wise, switch-driven parsers in `parser`, which decide every rare case and every error. The
-//! table therefore only ever speeds up what the slow path would accept, and needs no edge for what is wrong.
+//! patterns of four bytes, or one byte's rank in a re-mapped alphabet with up to four ranges. What no edge matches
+//! takes the slow path: the byte-wise, switch-driven parsers in `parser`, which decide every rare case and every error.
+//! The table therefore only ever speeds up what the slow path would accept, and needs no edge for what is wrong.
 //!
 //! The table is built at compile time from the words and ranges listed in [`describe`].
 
@@ -81,7 +81,8 @@ pub(crate) struct Machine {
     version: u8,
     status_line: u8,
     status_code: u8,
-    /// Where to go from the letter that a field name starts with: the one state with more edges than a transition holds.
+    /// Where to go from the letter that a field name starts with: the one state with more edges than a transition
+    /// holds.
     letters: [u8; rank::LETTERS.1 as usize],
 }
 
@@ -121,7 +122,8 @@ impl Machine {
         Some((version, status, end))
     }
 
-    /// The one known name that can be at the start of a field line. `word` gives four bytes of the line, counted by fours.
+    /// The one known name that can be at the start of a field line. `word` gives four bytes of the line, counted by
+    /// fours.
     #[inline(always)]
     pub(crate) fn known_name(&self, word: impl Fn(usize) -> u32) -> Option<&'static NamePattern> {
         let rank = ALPHABET[word(0) as usize % 256];
@@ -353,7 +355,8 @@ impl Words {
         group
     }
 
-    /// Where the four bytes of `members` are of most kinds, before the end of any: what follows a name may be like another.
+    /// Where the four bytes of `members` are of most kinds, before the end of any: what follows a name may be like
+    /// another.
     const fn most_telling_depth(&self, members: u128) -> usize {
         let mut shortest = WORD_BYTES;
         let mut i = 0;

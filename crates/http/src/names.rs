@@ -5,8 +5,8 @@ use crate::field::FieldId;
 /// Longest known name plus its colon fits here, so that one fixed-size comparison decides.
 pub(crate) const NAME_BLOCK: usize = 32;
 
-/// A set of known fields: bit `id % 64` of one of two words, because a shift of 128 bits takes longer than all else that is
-/// done for a field.
+/// A set of known fields: bit `id % 64` of one of two words, because a shift of 128 bits takes longer than all else
+/// that is done for a field.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ids {
     pub low: u64,

@@ -87,8 +87,8 @@ fn end_of(text: &[u8], mut at: usize, belongs: impl Fn(u8) -> bool) -> usize {
 }
 
 /// The search shared by all vector widths. `$stops` gives, for a block of `$width` bytes, a bit for each byte that ends
-/// the run. A macro and not a function of closures: what holds vector instructions must be inlined into the function that
-/// enables them, and closures need not be.
+/// the run. A macro and not a function of closures: what holds vector instructions must be inlined into the function
+/// that enables them, and closures need not be.
 #[cfg(target_arch = "x86_64")]
 macro_rules! search {
     ($text:expr, $at:expr, $belongs:expr, $width:literal, $scan:ident.$stops:ident) => {{

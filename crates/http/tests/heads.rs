@@ -211,7 +211,8 @@ fn the_framing_of_a_response_follows_rfc_9112_section_6_3() {
 }
 
 prop_compose! {
-    /// A sound request head as its parts: method, target, and fields that are no framing, with whatever else is allowed.
+    /// A sound request head as its parts: method, target, and fields that are no framing, with whatever else is
+    /// allowed.
     fn request_parts()(
         method in "(GET|POST|PUT|DELETE|HEAD|PATCH|OPTIONS|PURGE|[A-Z]{1,12}|[!#$%&'*+.^_`|~0-9A-Za-z-]{1,6})",
         target in "/[!-~]{0,60}",

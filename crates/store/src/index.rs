@@ -40,8 +40,8 @@ impl Shard {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has the processor fetch what a look for `hash` reads first. The index of a large cache is in no processor's cache, and
-    /// whoever knows early what it will look for need not wait for the memory then.
+    /// Has the processor fetch what a look for `hash` reads first. The index of a large cache is in no processor's
+    /// cache, and whoever knows early what it will look for need not wait for the memory then.
     #[inline]
     pub(crate) fn prefetch(&self, hash: u64) {
         crate::memory::prefetch(self.first.load(Relaxed).wrapping_add(home(hash, self.length)));

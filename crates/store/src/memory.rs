@@ -1,7 +1,7 @@
 //! What the processor is told of memory.
 
-/// Has the processor fetch the line of its cache that `place` lies in. Whoever knows early what it will look at need not wait for
-/// the memory then. Any address will do, and nothing is read.
+/// Has the processor fetch the line of its cache that `place` lies in. Whoever knows early what it will look at need
+/// not wait for the memory then. Any address will do, and nothing is read.
 #[inline]
 pub fn prefetch<T>(place: *const T) {
     #[cfg(target_arch = "x86_64")]

@@ -306,8 +306,8 @@ fn a_file_whose_records_claim_the_same_bytes_over_and_over_is_given_up() {
     let intact = fs::read(&arena).unwrap();
     let mut records = (4096..intact.len()).step_by(256).filter(|at| intact[*at..].starts_with(b"TGrc"));
     let (small, large) = (records.next().unwrap(), records.next().unwrap());
-    // Heads that are in order, of bodies that have to be hashed to the end before they are known not to be: with enough of
-    // them a start would take hours. Four times its length may be hashed.
+    // Heads that are in order, of bodies that have to be hashed to the end before they are known not to be: with enough
+    // of them a start would take hours. Four times its length may be hashed.
     let open_with_heads = |count: usize| {
         let mut bytes = intact.clone();
         (0..count).for_each(|n| bytes.copy_within(large..large + 256, small + 256 * n));

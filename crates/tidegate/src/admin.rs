@@ -505,8 +505,8 @@ struct ExplainQuery {
     address: IpAddr,
 }
 
-/// Everything that is known about one address: whether it is blocked, what it and the prefixes around it do, and what was
-/// decided about it.
+/// Everything that is known about one address: whether it is blocked, what it and the prefixes around it do, and what
+/// was decided about it.
 async fn block_explain(State(admin): State<Admin>, Params(query): Params<ExplainQuery>) -> Response {
     let address = query.address.to_canonical();
     let blocks = match admin.gatekeeper.gate().blocks().list() {

@@ -1,4 +1,5 @@
-//! The defence of this process: built from the configuration, its notices written down, its blocks put on the block list.
+//! The defence of this process: built from the configuration, its notices written down, its blocks put on the block
+//! list.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::{File, OpenOptions};

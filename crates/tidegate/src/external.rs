@@ -59,8 +59,8 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     bind_for_owner(path).map_err(named)
 }
 
-/// The file has the rights that the socket has when it is bound (unix(7)), so that there is no moment at which others may
-/// connect.
+/// The file has the rights that the socket has when it is bound (unix(7)), so that there is no moment at which others
+/// may connect.
 fn bind_for_owner(path: &Path) -> io::Result<UnixListener> {
     let socket = net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;

@@ -1,4 +1,5 @@
-//! `tidegate gateway`: a local HTTP proxy in front of servers that may speak DHTTP, or a door to a service over Trickles.
+//! `tidegate gateway`: a local HTTP proxy in front of servers that may speak DHTTP, or a door to a service over
+//! Trickles.
 
 use std::io;
 use std::net::SocketAddr;
@@ -43,8 +44,8 @@ pub(crate) struct GatewayArgs {
     /// Refuse answers of caches in this subnet. May be given more than once.
     #[arg(long, value_name = "PREFIX", conflicts_with = "no_caches")]
     refuse_cache: Vec<IpPrefix>,
-    /// Lead every connection to this service instead: trickles://HOST:PORT,HOST:PORT,…, whose hosts are replicas. The port is
-    /// 80 where none is given.
+    /// Lead every connection to this service instead: trickles://HOST:PORT,HOST:PORT,…, whose hosts are replicas. The
+    /// port is 80 where none is given.
     #[arg(long, value_name = "URL", conflicts_with_all = ["no_caches", "refuse_cache", "refuse_caches_for"])]
     to: Option<String>,
     /// Refuse answers of caches for this site and those below it. May be given more than once.

@@ -103,7 +103,8 @@ pub(crate) struct Reloader {
     pub trickles: TricklesServices,
     /// What watches clients, unless that is off.
     pub guard: Option<Arc<Guard>>,
-    /// Reloads come by a signal and from the admin server; of two at once one would put in force what the other replaces.
+    /// Reloads come by a signal and from the admin server; of two at once one would put in force what the other
+    /// replaces.
     one_at_a_time: Mutex<()>,
 }
 
@@ -126,8 +127,8 @@ impl Reloader {
         }
     }
 
-    /// Begins a thread that reloads whenever it is told to, since a reload may wait for servers. Of several that are asked
-    /// for during one, the last reads the file for all of them.
+    /// Begins a thread that reloads whenever it is told to, since a reload may wait for servers. Of several that are
+    /// asked for during one, the last reads the file for all of them.
     fn spawn(self: &Arc<Self>) -> std::io::Result<SyncSender<()>> {
         let (sender, asked) = sync_channel(1);
         let reloader = Arc::clone(self);
@@ -225,8 +226,8 @@ impl Reloader {
         Ok(warnings)
     }
 
-    /// Where the file says what has changed: of listeners the first that was not there before, and of what the file no longer
-    /// says the file.
+    /// Where the file says what has changed: of listeners the first that was not there before, and of what the file no
+    /// longer says the file.
     fn place_of_change(&self, name: &str, new: &Loaded) -> Option<String> {
         let old = &self.started.settings.listeners;
         let listener = new.settings.listeners.iter().find(|listener| !old.contains(listener));
@@ -343,8 +344,8 @@ pub(crate) fn raise_descriptor_limit() {
     }
 }
 
-/// The allocator takes huge pages where the kernel gives them, 2 MiB at a time and most of it never used: memory would grow in
-/// such steps, and no request is answered sooner (decision 0020).
+/// The allocator takes huge pages where the kernel gives them, 2 MiB at a time and most of it never used: memory would
+/// grow in such steps, and no request is answered sooner (decision 0020).
 fn use_small_pages() {
     if let Err(error) = rustix::thread::disable_transparent_huge_pages(true) {
         tracing::debug!(%error, "memory stays in huge pages");
@@ -566,7 +567,8 @@ pub(crate) fn end_signal() -> std::io::Result<impl Future<Output = ()>> {
     })
 }
 
-/// The signals that mean something. Registered before anything listens, so that whoever sees the port open can send one.
+/// The signals that mean something. Registered before anything listens, so that whoever sees the port open can send
+/// one.
 struct Signals {
     runtime: tokio::runtime::Runtime,
     terminate: Signal,
@@ -587,8 +589,8 @@ impl Signals {
         Ok(Self { runtime, terminate, interrupt, hangup, reopen })
     }
 
-    /// Until clients are served, SIGTERM and SIGINT end the program at once: a start may wait for servers, and a large cache
-    /// takes long to prepare. The other signals wait.
+    /// Until clients are served, SIGTERM and SIGINT end the program at once: a start may wait for servers, and a large
+    /// cache takes long to prepare. The other signals wait.
     fn end_the_start(self) -> std::io::Result<Starting> {
         let Self { runtime, mut terminate, mut interrupt, hangup, reopen } = self;
         let (serving, is_serving) = tokio::sync::oneshot::channel();
@@ -609,8 +611,8 @@ impl Signals {
         Ok(Starting { serving, thread })
     }
 
-    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the logs anew;
-    /// SIGUSR1 does only the latter.
+    /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the logs
+    /// anew; SIGUSR1 does only the latter.
     fn obey(self, engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
         let Self { runtime, mut terminate, mut interrupt, mut hangup, mut reopen } = self;
         let reload = reloader.spawn()?;

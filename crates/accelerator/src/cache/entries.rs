@@ -20,7 +20,8 @@ const VARIANTS: u8 = 1;
 const RESPONSE: u8 = 3;
 const FILE: u8 = 4;
 
-/// Separates a URL from what distinguishes its variants, and the parts of a file's key; cannot occur in a URL or in a path.
+/// Separates a URL from what distinguishes its variants, and the parts of a file's key; cannot occur in a URL or in a
+/// path.
 pub(crate) const KEY_SEPARATOR: u8 = 0;
 /// How a file's key begins.
 const FILE_SCHEME: &[u8] = b"file:";
@@ -145,9 +146,9 @@ pub(crate) fn append_variant(
     vary::write_secondary_key(names, &fields, own_cookie, key);
 }
 
-/// Writes the key of the file that has this path, which begins with a slash, below a root; the codings that its readers accept
-/// are the last byte. Of roots one of which lies in the other each has its own: what one of them hides is nothing to be
-/// found under the key of the other.
+/// Writes the key of the file that has this path, which begins with a slash, below a root; the codings that its readers
+/// accept are the last byte. Of roots one of which lies in the other each has its own: what one of them hides is
+/// nothing to be found under the key of the other.
 #[inline]
 pub(crate) fn write_file_key(root: &[u8], path: impl FnOnce(&mut Vec<u8>), codings: u8, out: &mut Vec<u8>) {
     out.clear();
@@ -255,7 +256,8 @@ impl PurgePattern {
         })
     }
 
-    /// Host, or nothing for any, and path of a normalized pattern of URLs, without the query; and whether more may follow.
+    /// Host, or nothing for any, and path of a normalized pattern of URLs, without the query; and whether more may
+    /// follow.
     pub(crate) fn of_url(&self) -> Option<(&[u8], &[u8], bool)> {
         let (url, is_prefix) = match self {
             Self::Url(url) => (url, false),

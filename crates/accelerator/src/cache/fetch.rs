@@ -1,5 +1,5 @@
-//! Requests that may be answered from the cache: what it has is validated, what it lacks is fetched once for all who ask, and
-//! stored.
+//! Requests that may be answered from the cache: what it has is validated, what it lacks is fetched once for all who
+//! ask, and stored.
 
 use tidegate_core::network_of;
 use tidegate_http::cache::{self, Forwarded};
@@ -240,8 +240,8 @@ impl Fetch<'_> {
         Storing { core: self.core, store, url_key, request: self.incoming.head, asked_ms, epoch, stale }
     }
 
-    /// A response that the upstream has just sent or validated. It is as old as caches on the way say: what comes from the
-    /// origin itself has no age (RFC 9111 §5.1).
+    /// A response that the upstream has just sent or validated. It is as old as caches on the way say: what comes from
+    /// the origin itself has no age (RFC 9111 §5.1).
     fn fetched(
         &self,
         object: Object,

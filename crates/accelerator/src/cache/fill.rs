@@ -207,8 +207,9 @@ struct Begin {
 enum Unstored {
     /// The next answer for this URL will most likely not be stored either.
     ForGood,
-    /// Something about this response, such as an error of the server's. Those who wait ask side by side: a server that fails
-    /// does so for the next one too, and after waiting for each other in turn the last one would be told so very late.
+    /// Something about this response, such as an error of the server's. Those who wait ask side by side: a server that
+    /// fails does so for the next one too, and after waiting for each other in turn the last one would be told so very
+    /// late.
     ByResponse,
     /// Something about the request. One client must not make all the others ask at once.
     ByRequest,
@@ -226,8 +227,8 @@ impl Unstored {
     }
 }
 
-/// Whether the rules keep whatever answers such a request from being stored, unless a response to a request with credentials
-/// allows it: who asks so can do nothing for others.
+/// Whether the rules keep whatever answers such a request from being stored, unless a response to a request with
+/// credentials allows it: who asks so can do nothing for others.
 pub(crate) fn asks_for_itself(request: &RequestHead<'_>) -> bool {
     request.fields.has(FieldId::Authorization) || RequestDirectives::parse(&request.fields).no_store
 }
@@ -364,8 +365,8 @@ impl Storing<'_> {
         }
     }
 
-    /// Whether what is stored came while this response was waited for, and is more recent (RFC 9111 §4): then another request
-    /// has overtaken this one, and time does not go back. Only who waits for long is overtaken.
+    /// Whether what is stored came while this response was waited for, and is more recent (RFC 9111 §4): then another
+    /// request has overtaken this one, and time does not go back. Only who waits for long is overtaken.
     fn is_overtaken(&self, key: &[u8], policy: &Policy, now_s: u64) -> bool {
         let asked_s = self.request_time_s(now_s);
         let is_more_recent = |stored: &Object| match Entry::decode(stored.meta()) {
@@ -500,7 +501,8 @@ pub(crate) fn write_not_modified_fields(head: &[u8], out: &mut Vec<u8>) {
     write_fields_but(&DESCRIBES_CONTENT, head, out);
 }
 
-/// RFC 9110 §15.3.7: what a 200 would carry. That says nothing by a Content-Range of its own (§14.4), which would stand beside ours.
+/// RFC 9110 §15.3.7: what a 200 would carry. That says nothing by a Content-Range of its own (§14.4), which would stand
+/// beside ours.
 pub(crate) fn write_fields_of_a_part(head: &[u8], out: &mut Vec<u8>) {
     write_fields_but(&[b"content-range"], head, out);
 }

@@ -19,8 +19,8 @@ const SHARDS: usize = 16;
 const NOT_SHARED: usize = 4096;
 /// Places in which invalidations are noted; two in one place during one request stand for any URL of that place.
 const EPOCHS: usize = 4096;
-/// How long a leader may go without an answer before another request may ask beside it: what makes one request slow need
-/// not make the others slow.
+/// How long a leader may go without an answer before another request may ask beside it: what makes one request slow
+/// need not make the others slow.
 pub(crate) const LEAD_AGE: Duration = Duration::from_secs(5);
 /// How long a follower waits for the end of a response that has begun and that it cannot read along.
 const END_WAIT: Duration = Duration::from_secs(1);
@@ -32,8 +32,8 @@ const NOT_SHARED_S: u64 = 60;
 pub(crate) enum Outcome {
     /// The object is in the cache: look again.
     Stored,
-    /// The answer is for the leader alone, and the next one would most likely be for its request alone too: ask the upstream
-    /// yourself.
+    /// The answer is for the leader alone, and the next one would most likely be for its request alone too: ask the
+    /// upstream yourself.
     NotShared,
     /// The answer is for the leader alone because of what it asked for: somebody else may lead.
     ForLeaderAlone,
@@ -43,8 +43,8 @@ pub(crate) enum Outcome {
     StoodIn { reached: bool },
     /// The upstream cannot be reached, whatever is asked of it; the leader was told so with this status.
     Unreachable(u16),
-    /// The upstream did not answer this client's request as it should, and the leader was told so with this status: it may
-    /// answer somebody else's.
+    /// The upstream did not answer this client's request as it should, and the leader was told so with this status: it
+    /// may answer somebody else's.
     Failed { status: u16, client: IpAddr },
     /// The leader went away before the answer was whole: somebody else may lead.
     Abandoned,
@@ -135,8 +135,8 @@ pub(crate) struct Leader {
 }
 
 impl Flights {
-    /// Joins the request in progress for `key`, or starts it. One that began in an earlier epoch is not joined. `identifies` says whether
-    /// this request does its client.
+    /// Joins the request in progress for `key`, or starts it. One that began in an earlier epoch is not joined.
+    /// `identifies` says whether this request does its client.
     pub(crate) fn join(self: &Arc<Self>, key: &[u8], epoch: Epoch, identifies: bool) -> Join {
         let hash = self.names.hash_one((key, epoch));
         let flight = match self.shard(hash).entry(hash) {
@@ -161,7 +161,8 @@ impl Flights {
         Some(Leader { flights: Arc::clone(self), hash, flight, identifies })
     }
 
-    /// Has the processor fetch what a miss looks at next: each URL has other places in tables too large for its first caches.
+    /// Has the processor fetch what a miss looks at next: each URL has other places in tables too large for its first
+    /// caches.
     #[inline]
     pub(crate) fn prefetch(&self, url_key: &[u8]) {
         let hash = xxh3_64(url_key);
@@ -201,8 +202,8 @@ impl Flights {
         }
     }
 
-    /// Whether to wait for another request for `key` would be in vain: its answers are for one request each. What holds for
-    /// requests that identify their client says nothing of others.
+    /// Whether to wait for another request for `key` would be in vain: its answers are for one request each. What holds
+    /// for requests that identify their client says nothing of others.
     pub(crate) fn is_not_shared(&self, key: &[u8], identifies: bool, now_s: u64) -> bool {
         let hash = not_shared_hash(key, identifies);
         let known = self.place(hash).load(Ordering::Relaxed);
@@ -293,7 +294,8 @@ impl Drop for Leader {
 }
 
 impl Flight {
-    /// Waits for the leader's outcome, or for its start if the caller can do with that; for [`LEAD_AGE`] if neither comes.
+    /// Waits for the leader's outcome, or for its start if the caller can do with that; for [`LEAD_AGE`] if neither
+    /// comes.
     pub(crate) async fn news(&self, reads_along: bool) -> News<'_> {
         loop {
             let mut changed = std::pin::pin!(self.changed.notified());

@@ -65,8 +65,8 @@ enum Next<'f> {
 }
 
 impl Follower {
-    /// After an answer that was of no use, for as long as there have been few of them: who has waited for several in vain
-    /// waits no longer.
+    /// After an answer that was of no use, for as long as there have been few of them: who has waited for several in
+    /// vain waits no longer.
     fn look_again<'f>(&mut self) -> Next<'f> {
         self.looks += 1;
         if self.looks < FOLLOW_ATTEMPTS { Next::Look } else { Next::Ask }
@@ -74,8 +74,8 @@ impl Follower {
 }
 
 impl Fetch<'_> {
-    /// Waits for another request's answer, and takes it where that is of use. `stale` is what the cache has, and may not be used
-    /// for this `reason`.
+    /// Waits for another request's answer, and takes it where that is of use. `stale` is what the cache has, and may
+    /// not be used for this `reason`.
     pub(super) async fn follow(
         &self,
         flight: &Flight,
@@ -106,8 +106,8 @@ impl Fetch<'_> {
         Followed::Answered(Box::new(answer))
     }
 
-    /// Waits for another request's answer. What one request's fields, or its client's leaving, make fail is no reason to
-    /// fail the others, nor for all of them to ask at once: one of them asks next.
+    /// Waits for another request's answer. What one request's fields, or its client's leaving, make fail is no reason
+    /// to fail the others, nor for all of them to ask at once: one of them asks next.
     async fn next<'f>(&self, flight: &'f Flight, follower: &mut Follower) -> Next<'f> {
         if follower.until.is_none() {
             self.core.metrics.cache_collapsed_total.add(1);

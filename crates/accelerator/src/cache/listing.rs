@@ -30,7 +30,8 @@ pub struct CacheEntry {
     pub ttl_s: Option<i64>,
     /// Cache tags, separated by spaces or commas.
     pub tags: String,
-    /// The request fields that tell it from other responses of its URL; `key` with a hash where they are not known any more.
+    /// The request fields that tell it from other responses of its URL; `key` with a hash where they are not known any
+    /// more.
     pub selected_by: Vec<SelectingField>,
 }
 

@@ -90,8 +90,8 @@ pub(crate) fn lookup(
         .map_or(Lookup::Miss, |store| look(core, store, head, key))
 }
 
-/// The first half of [`lookup`], for those who have something else to do before [`look`]: writes the key. Returns where to
-/// look for it; `None`: the cache has nothing to do with the request.
+/// The first half of [`lookup`], for those who have something else to do before [`look`]: writes the key. Returns where
+/// to look for it; `None`: the cache has nothing to do with the request.
 #[inline]
 pub(crate) fn locate<'c>(
     core: &'c DataCore,
@@ -132,8 +132,9 @@ pub(crate) fn count_hit(core: &DataCore, hit: &Hit) {
     counter.add(1);
 }
 
-/// Looks for what answers `head` under the URL's `key`, which becomes the variant's key if there are variants. Under stress
-/// a stale response that may answer in the place of an error (RFC 5861 §4) does so before there is one (Tempesta §4.7).
+/// Looks for what answers `head` under the URL's `key`, which becomes the variant's key if there are variants. Under
+/// stress a stale response that may answer in the place of an error (RFC 5861 §4) does so before there is one (Tempesta
+/// §4.7).
 pub(crate) fn find(core: &DataCore, store: &Store, head: &RequestHead<'_>, key: &mut Vec<u8>) -> Found {
     let now_s = core.clock.unix_s();
     let Some(mut object) = store.get(key) else { return Found::Nothing(Forwarded::UriMiss) };
@@ -188,7 +189,8 @@ pub(crate) fn directives(core: &DataCore, fields: &Fields<'_>) -> RequestDirecti
     RequestDirectives::default()
 }
 
-/// All of a hit but its object, from which it is read: an object that is not cloned costs four locked instructions less.
+/// All of a hit but its object, from which it is read: an object that is not cloned costs four locked instructions
+/// less.
 struct Parts {
     status: u16,
     form: Form,

@@ -11,7 +11,8 @@ use crate::service::fetch::Fetch;
 use crate::upstream::{Response, UpstreamError};
 
 impl Fetch<'_> {
-    /// What is stored, if `sent` is a failure in the place of which it may answer; and whether the upstream was reached.
+    /// What is stored, if `sent` is a failure in the place of which it may answer; and whether the upstream was
+    /// reached.
     pub(super) fn stand_in_for(
         &self,
         sent: &Result<Box<Response>, UpstreamError>,
@@ -29,9 +30,9 @@ impl Fetch<'_> {
         Some((reached, self.stand_in(stale, reached, self.forward(reason, status))?))
     }
 
-    /// What is stored, if it may answer in the place of an upstream that has failed: by leave of the response or of the request if that
-    /// was reached, and otherwise unless the response forbids it. The cache is looked into again: what was `stale` may have been purged
-    /// or invalidated while the upstream was waited for.
+    /// What is stored, if it may answer in the place of an upstream that has failed: by leave of the response or of the
+    /// request if that was reached, and otherwise unless the response forbids it. The cache is looked into again: what
+    /// was `stale` may have been purged or invalidated while the upstream was waited for.
     pub(super) fn stand_in(&self, stale: Option<&Object>, reached: bool, forward: Forward) -> Option<Answer> {
         let rule = match reached {
             true => Policy::may_serve_stale_on_error,

@@ -48,8 +48,8 @@ pub(crate) enum Pumped {
 }
 
 impl Fill {
-    /// Stores what has arrived of `response`, and lets a task store the rest. `started` says what other requests for the
-    /// same object need to be answered meanwhile, if they may be.
+    /// Stores what has arrived of `response`, and lets a task store the rest. `started` says what other requests for
+    /// the same object need to be answered meanwhile, if they may be.
     pub(crate) async fn pump(
         mut self,
         mut response: Box<Response>,

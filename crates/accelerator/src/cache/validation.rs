@@ -44,7 +44,8 @@ impl Validators {
 /// A stored response that a 304 has made fresh.
 pub(super) struct Freshened {
     pub object: Object,
-    /// For others too. If not, the 304 holds for this request, and what is stored is as it was or has been made fresh by another one.
+    /// For others too. If not, the 304 holds for this request, and what is stored is as it was or has been made fresh
+    /// by another one.
     pub is_stored: bool,
     /// The head for the client whose request was validated, if the 304 says something to it alone.
     pub own_head: Option<Box<[u8]>>,

@@ -41,8 +41,8 @@ pub trait Admission: fmt::Debug + Send + Sync {
     /// Whether there are sources of which [`Admission::ignores`] datagrams just now.
     fn ignores_any(&self) -> bool;
 
-    /// Whether this source is on the block list. Its datagrams, which may be forged, are neither answered nor counted as
-    /// anybody's; its requests by way of a trusted proxy are refused.
+    /// Whether this source is on the block list. Its datagrams, which may be forged, are neither answered nor counted
+    /// as anybody's; its requests by way of a trusted proxy are refused.
     fn ignores(&self, source: IpAddr) -> bool;
 
     /// Decides on a request whose head is complete and in its normal form.
@@ -61,8 +61,8 @@ pub struct Asked<'r> {
     pub local: SocketAddr,
     /// The normalized path, without the query; in lower case where the servers behind do not tell cases apart.
     pub path: &'r [u8],
-    /// The path as an application may read it, where that is another one: what is allowed as one may be forbidden as the
-    /// other.
+    /// The path as an application may read it, where that is another one: what is allowed as one may be forbidden as
+    /// the other.
     pub reading: Option<&'r [u8]>,
     /// The value of `Cookie`; of several such fields, joined as one would be.
     pub cookie: Option<&'r [u8]>,
@@ -144,8 +144,8 @@ impl DataCore {
         }
     }
 
-    /// Accepts what the kernel has completed by now: closing the listeners would reset those clients, whose requests may
-    /// be here.
+    /// Accepts what the kernel has completed by now: closing the listeners would reset those clients, whose requests
+    /// may be here.
     fn accept_last(
         self: &Rc<Self>,
         listeners: &[AsyncFd<TcpListener>],

@@ -154,8 +154,8 @@ impl Client {
         Ok(net::send(&self.socket, bytes, SendFlags::NOSIGNAL)?)
     }
 
-    // A hit is read and sent by system calls of our own: the C library's are points of cancellation, which in a process of
-    // several threads costs it two locked instructions each.
+    // A hit is read and sent by system calls of our own: the C library's are points of cancellation, which in a process
+    // of several threads costs it two locked instructions each.
 
     pub(crate) fn try_read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         match &self.tls {
@@ -227,7 +227,8 @@ impl Client {
         self.writing(|mut socket| socket.write_vectored(slices))
     }
 
-    /// Sends up to `length` bytes of a file from `offset` on. Not where there is TLS, which the kernel knows nothing of.
+    /// Sends up to `length` bytes of a file from `offset` on. Not where there is TLS, which the kernel knows nothing
+    /// of.
     pub(crate) fn try_send_file(
         &self,
         file: BorrowedFd<'_>,

@@ -1,4 +1,5 @@
-//! The data core's clock: monotonic milliseconds for deadlines, wall time for `Age` and `Date`, and how long requests take.
+//! The data core's clock: monotonic milliseconds for deadlines, wall time for `Age` and `Date`, and how long requests
+//! take.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -37,8 +38,8 @@ impl Clock {
         Self { start_ms: monotonic_ms(), date: Cell::new((now, date::format(now))), turn: Cell::new(None) }
     }
 
-    /// Begins a turn, in which requests are answered one after the other without waiting: five looks at clocks for each of them
-    /// would be a hundredth of its time.
+    /// Begins a turn, in which requests are answered one after the other without waiting: five looks at clocks for each
+    /// of them would be a hundredth of its time.
     pub(crate) fn turn(&self) -> Turn<'_> {
         let (elapsed_ms, unix_s) = (self.elapsed_ms(), self.unix_s());
         self.turn.set(Some(Reading { elapsed_ms, unix_s, looked: Instant::now() }));

@@ -1,5 +1,5 @@
-//! Requests of the process's own transports: they pass cache, routes, upstreams, rules, limits, counters and log as if they
-//! had come from a client.
+//! Requests of the process's own transports: they pass cache, routes, upstreams, rules, limits, counters and log as if
+//! they had come from a client.
 //!
 //! A transport that has answers of its own tells of every request whose client's address is proved, and asks who is
 //! refused: that way its clients are classified as others are, and nothing waits for it.
@@ -87,9 +87,9 @@ impl Inside {
         (inside, receivers)
     }
 
-    /// The response to a request of `client`, which came to `local`: head and body as an HTTP/1.1 client would read them.
-    /// `head` is a well-formed request head with its final empty line. `proved` says whether the client is known to be
-    /// where its address says.
+    /// The response to a request of `client`, which came to `local`: head and body as an HTTP/1.1 client would read
+    /// them. `head` is a well-formed request head with its final empty line. `proved` says whether the client is known
+    /// to be where its address says.
     ///
     /// # Errors
     /// There is no core to answer.
@@ -111,8 +111,8 @@ impl Inside {
     }
 
     /// Tells of a request of a client whose address is proved, for the defence to judge; its decision acts on what
-    /// [`Inside::refuses`] says from then on. `head` makes what [`Inside::ask`] takes, if there is a defence. What no core
-    /// has room for is counted.
+    /// [`Inside::refuses`] says from then on. `head` makes what [`Inside::ask`] takes, if there is a defence. What no
+    /// core has room for is counted.
     pub fn tell(&self, head: impl FnOnce() -> Bytes, client: IpAddr) {
         if !self.judged {
             return;

@@ -1,7 +1,8 @@
 //! HTTP/2 over one client connection (RFC 9113): frames are the library's, limits and streams are ours.
 //!
-//! Each stream is a message: its request is written as a head of HTTP/1.1, answered as those of other transports are, and the
-//! answer's head is read again. So there is one way to judge, route, cache and count requests, whatever brought them.
+//! Each stream is a message: its request is written as a head of HTTP/1.1, answered as those of other transports are,
+//! and the answer's head is read again. So there is one way to judge, route, cache and count requests, whatever brought
+//! them.
 
 mod heads;
 mod stream;
@@ -248,7 +249,8 @@ mod tests {
     use super::*;
     use crate::session::allowance::Allowance;
 
-    /// Each of them had to keep up the minimum rate alone, so that many responses at once were too many for a slow line.
+    /// Each of them had to keep up the minimum rate alone, so that many responses at once were too many for a slow
+    /// line.
     #[test]
     fn streams_that_share_a_line_of_the_minimum_rate_are_borne() {
         let streams = Streams::default();

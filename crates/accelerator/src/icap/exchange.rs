@@ -12,8 +12,8 @@ use crate::icap::service::Service;
 use crate::icap::{Failure, Reviewed};
 use crate::upstream::{BodyReadError, RequestBody, Upload, UpstreamError, send_all};
 
-/// Of a request's body so much is read before the service is asked: a client that sends it slowly then holds none of the
-/// service's connections.
+/// Of a request's body so much is read before the service is asked: a client that sends it slowly then holds none of
+/// the service's connections.
 const REQUEST_AHEAD: usize = 64 * 1024;
 
 /// A message, and what the service is told of it.
@@ -246,8 +246,8 @@ impl Asking<'_> {
         }
     }
 
-    /// Sends what is left of the body while the answer comes. From here on the message can go on as it was only if all of
-    /// its body was read ahead: more is not kept.
+    /// Sends what is left of the body while the answer comes. From here on the message can go on as it was only if all
+    /// of its body was read ahead: more is not kept.
     async fn stream_rest<B: RequestBody>(
         self,
         mut link: Link,

@@ -1,9 +1,9 @@
-//! Messages that an ICAP service looks at (RFC 3507) before they go on: a phase in which a request or a response stops where
-//! it is, and goes on exactly there when the service has decided (Tempesta §4.3).
+//! Messages that an ICAP service looks at (RFC 3507) before they go on: a phase in which a request or a response stops
+//! where it is, and goes on exactly there when the service has decided (Tempesta §4.3).
 //!
 //! What waits stays on its core as a suspended task that costs others nothing. How many may wait, and for how long, is
-//! bounded; what happens when the service fails is the operator's choice. A message that may go on unchanged (204) goes on
-//! with its own head and its own body; of that only what the service has seen so far was kept.
+//! bounded; what happens when the service fails is the operator's choice. A message that may go on unchanged (204) goes
+//! on with its own head and its own body; of that only what the service has seen so far was kept.
 
 mod adapted;
 mod exchange;
@@ -49,17 +49,17 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// Whether the service works and has no room, of its own or ours: who sends much can bring that about. Its 503 says that
-    /// it is overloaded (RFC 3507 §4.3.3).
+    /// Whether the service works and has no room, of its own or ours: who sends much can bring that about. Its 503 says
+    /// that it is overloaded (RFC 3507 §4.3.3).
     fn is_busy(&self) -> bool {
         matches!(self, Self::Busy | Self::Status(503))
     }
 }
 
-/// Whether a service looks at messages about a request with this method for this path. What servers that take paths in any
-/// case for the same read as one path must not come past a service as another: `folds_case` compares as they do. Nor must
-/// what an application reads as another path: the service looks at what it concerns in either form, and leaves out only
-/// what is left out in both.
+/// Whether a service looks at messages about a request with this method for this path. What servers that take paths in
+/// any case for the same read as one path must not come past a service as another: `folds_case` compares as they do.
+/// Nor must what an application reads as another path: the service looks at what it concerns in either form, and leaves
+/// out only what is left out in both.
 pub(crate) fn concerns(
     service: &IcapService,
     on: IcapSubject,

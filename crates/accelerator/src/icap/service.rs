@@ -96,8 +96,8 @@ impl Services {
         self.all.iter().find(concerns).cloned()
     }
 
-    /// Closes the connections that were idle for too long. Services that look at responses are asked about themselves as
-    /// soon as that is due: nobody else would find out that what is in the cache is outdated.
+    /// Closes the connections that were idle for too long. Services that look at responses are asked about themselves
+    /// as soon as that is due: nobody else would find out that what is in the cache is outdated.
     pub(crate) fn sweep(&self) {
         for service in &self.all {
             service.idle.borrow_mut().retain(|(_, since)| since.elapsed() <= IDLE);
@@ -132,7 +132,8 @@ impl Service {
         Ok(Lease { service: Rc::clone(self), _permit: permit })
     }
 
-    /// What the service says of itself, unless it is out; asked again when that is no longer to be relied on (RFC 3507 §4.10).
+    /// What the service says of itself, unless it is out; asked again when that is no longer to be relied on (RFC 3507
+    /// §4.10).
     pub(crate) async fn options(&self) -> Result<(Rc<Options>, Reviewed), Failure> {
         if self.is_out() {
             return Err(Failure::Down);

@@ -1,5 +1,5 @@
-//! In which state each service was when it let a response pass (`ISTag`, RFC 3507 §4.7): what it let pass in another state than
-//! the one it is in now is not served any more.
+//! In which state each service was when it let a response pass (`ISTag`, RFC 3507 §4.7): what it let pass in another
+//! state than the one it is in now is not served any more.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};

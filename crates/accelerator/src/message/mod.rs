@@ -1,4 +1,5 @@
-//! Requests that come as messages, whole but for their content: by DHTTP, by HTTP/2, and from the process's own transports.
+//! Requests that come as messages, whole but for their content: by DHTTP, by HTTP/2, and from the process's own
+//! transports.
 //!
 //! A message's head is that of HTTP/1.1, as is the head of what is answered, whatever its transport makes of them.
 

@@ -1,5 +1,5 @@
-//! Which clients of trusted proxies are on the block list, as of a moment ago. The list is behind a lock, or in the kernel: a
-//! client's requests wait for neither more than a few times a second.
+//! Which clients of trusted proxies are on the block list, as of a moment ago. The list is behind a lock, or in the
+//! kernel: a client's requests wait for neither more than a few times a second.
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher, RandomState};

@@ -74,8 +74,8 @@ impl<'a> ClientInfo<'a> {
     }
 }
 
-/// The last address that is no trusted proxy: what stands before it was written by that client. `X-Forwarded-For` is asked
-/// first, `Forwarded` (RFC 7239) where there is none.
+/// The last address that is no trusted proxy: what stands before it was written by that client. `X-Forwarded-For` is
+/// asked first, `Forwarded` (RFC 7239) where there is none.
 fn client(plan: &Plan, head: &RequestHead<'_>) -> Option<IpAddr> {
     let lines: Vec<&[u8]> = head.fields.get_all(FieldId::XForwardedFor).collect();
     if !lines.is_empty() {
@@ -86,7 +86,8 @@ fn client(plan: &Plan, head: &RequestHead<'_>) -> Option<IpAddr> {
     first_beyond_proxies(plan, lines.iter().rev().flat_map(|line| forwarded_for(line)))
 }
 
-/// Of addresses, the nearest first; the farthest if all are trusted proxies. `None` among them is one that cannot be read.
+/// Of addresses, the nearest first; the farthest if all are trusted proxies. `None` among them is one that cannot be
+/// read.
 fn first_beyond_proxies(plan: &Plan, addresses: impl Iterator<Item = Option<IpAddr>>) -> Option<IpAddr> {
     let mut first = None;
     for address in addresses {

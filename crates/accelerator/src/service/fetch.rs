@@ -74,8 +74,8 @@ impl Fetch<'_> {
         }
     }
 
-    /// RFC 9110 §7.6.2: with no hops left, OPTIONS is answered here. TRACE is refused at any distance, because a reflection
-    /// shows what proxies have added, credentials among it.
+    /// RFC 9110 §7.6.2: with no hops left, OPTIONS is answered here. TRACE is refused at any distance, because a
+    /// reflection shows what proxies have added, credentials among it.
     fn last_hop(&self) -> Option<Answer> {
         let head = self.incoming.head;
         let no_hops_left = hops_left(&head.fields) == Some(0);

@@ -176,8 +176,8 @@ impl Plan {
         reviewed != Reviewed::BY_NOBODY && self.icap.iter().any(|(_, tag)| tag.outdates(reviewed))
     }
 
-    /// What answers a request; nothing does where it depends on who reads the path, or where a root's file could be asked
-    /// for by a path that rules and other routes take for another one.
+    /// What answers a request; nothing does where it depends on who reads the path, or where a root's file could be
+    /// asked for by a path that rules and other routes take for another one.
     #[inline]
     pub(crate) fn route(&self, normalized: &Normalized<'_>) -> Option<Destination> {
         let found = self.route_path(normalized.authority, normalized.path);
@@ -233,8 +233,8 @@ impl Plan {
         block_list.is_listed(info.client, now_ms(), || admission.ignores(info.client))
     }
 
-    /// What the rules say of a request, whichever transport brought it. `local` is only asked for where there are rules;
-    /// who cannot be told from where a request came to is not served.
+    /// What the rules say of a request, whichever transport brought it. `local` is only asked for where there are
+    /// rules; who cannot be told from where a request came to is not served.
     #[inline]
     pub(crate) fn police(
         &self,
@@ -255,8 +255,8 @@ impl Plan {
         rules.on_request(&Asked { peer, local, path: &path, reading, cookie })
     }
 
-    /// The priority class of a request, of which 0 goes first; without rules all requests are equal. However it is read: of
-    /// two classes the one that is served later, so that no spelling of a path is a way to the front.
+    /// The priority class of a request, of which 0 goes first; without rules all requests are equal. However it is
+    /// read: of two classes the one that is served later, so that no spelling of a path is a way to the front.
     pub(crate) fn class_of(&self, head: &RequestHead<'_>, normalized: &Normalized<'_>) -> u8 {
         let Some(rules) = &self.requests else { return 0 };
         let cookies = cookies(&head.fields);

@@ -1,8 +1,8 @@
 //! Several clients' requests side by side: all are read, then all are answered, then all answers are sent.
 //!
-//! One client after the other, the kernel's code for reading and sending drives ours out of the processor's first caches, so
-//! that each hit finds them cold. Side by side, all but the first find them warm. What takes more than a short answer from
-//! the cache goes its own way at once.
+//! One client after the other, the kernel's code for reading and sending drives ours out of the processor's first
+//! caches, so that each hit finds them cold. Side by side, all but the first find them warm. What takes more than a
+//! short answer from the cache goes its own way at once.
 
 use std::cell::RefCell;
 use std::io::{self, ErrorKind};
@@ -16,7 +16,8 @@ use crate::session::context::RequestContext;
 use crate::session::transmit::Unsent;
 use crate::session::{self, Connection, Flush, Step};
 
-/// Clients that are read from before the first of them is answered. More gain nothing, and keep those waiting that are first.
+/// Clients that are read from before the first of them is answered. More gain nothing, and keep those waiting that are
+/// first.
 pub(crate) const AT_ONCE: usize = 16;
 /// Bytes read from each of them: more than most heads have.
 const READ_BYTES: usize = 4 * 1024;

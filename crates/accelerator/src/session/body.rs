@@ -39,7 +39,8 @@ pub(crate) struct ClientBody<'c> {
     allowance: Allowance,
     version: Version,
     expects_continue: bool,
-    /// Of interim responses, what the socket had no room for: the response to a request before this one may still fill it.
+    /// Of interim responses, what the socket had no room for: the response to a request before this one may still fill
+    /// it.
     late: Vec<u8>,
     untouched: bool,
 }
@@ -210,7 +211,8 @@ impl<'c> ClientBody<'c> {
         !self.late.is_empty()
     }
 
-    /// Sends what is left of interim responses, which comes before all else. May be dropped while it waits: nothing is lost.
+    /// Sends what is left of interim responses, which comes before all else. May be dropped while it waits: nothing is
+    /// lost.
     pub(crate) async fn send_late(&mut self) -> io::Result<()> {
         let mut watch = RateWatch::new(self.core);
         while !self.late.is_empty() {

@@ -155,8 +155,8 @@ impl RequestContext {
         }
     }
 
-    /// Sends what was found, as far as the client takes it now. The head is put together in the first buffer; in the second,
-    /// with the body, where it is short.
+    /// Sends what was found, as far as the client takes it now. The head is put together in the first buffer; in the
+    /// second, with the body, where it is short.
     #[inline]
     fn send(
         self,

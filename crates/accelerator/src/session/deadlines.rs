@@ -123,8 +123,8 @@ impl Clients {
         self.end_those(|slot| slot.awaits_head() && slot.deadline_ms.get() <= limit_ms)
     }
 
-    /// Ends as many of the connections that keep the server waiting as `count` makes of their weights, those with the greatest
-    /// first. Those without a weight are left alone. Says how many there were.
+    /// Ends as many of the connections that keep the server waiting as `count` makes of their weights, those with the
+    /// greatest first. Those without a weight are left alone. Says how many there were.
     pub(crate) fn end_heaviest(
         &self,
         count: impl FnOnce(&mut dyn Iterator<Item = u64>) -> usize,

@@ -158,8 +158,8 @@ impl Connection<'_> {
         }
     }
 
-    /// Counts and logs a response that was delivered, or was not, and takes what is left of the request's body; what the client
-    /// sent after it, if the connection goes on.
+    /// Counts and logs a response that was delivered, or was not, and takes what is left of the request's body; what
+    /// the client sent after it, if the connection goes on.
     async fn ended(
         self,
         context: RequestContext,
@@ -199,8 +199,8 @@ impl Connection<'_> {
         sent.is_ok()
     }
 
-    /// Does to a response of which nothing was sent what the defence says; what the client sent after the request, if the
-    /// connection goes on.
+    /// Does to a response of which nothing was sent what the defence says; what the client sent after the request, if
+    /// the connection goes on.
     async fn refuse_response(
         self,
         context: RequestContext,

@@ -41,8 +41,8 @@ const READS_AT_ONCE: usize = 4;
 /// Requests of one client that are answered before others have their turn.
 const REQUESTS_AT_ONCE: usize = 64;
 
-/// Serves a client that has just been accepted. If its request is here already and takes no waiting, it is answered before
-/// anything watches the socket: a client that closes after one request then costs no more than that.
+/// Serves a client that has just been accepted. If its request is here already and takes no waiting, it is answered
+/// before anything watches the socket: a client that closes after one request then costs no more than that.
 pub(crate) fn begin(core: &Rc<DataCore>, client: &Rc<Client>) {
     let connection = Connection { core, client };
     connection.await_head();
@@ -325,8 +325,8 @@ impl Connection<'_> {
         self.process_with(&mut self.core.parser.borrow_mut(), bytes, None)
     }
 
-    /// The same with this parser. The answer to the last request may be left in `deferred`, and the connection then reads on when
-    /// it is sent.
+    /// The same with this parser. The answer to the last request may be left in `deferred`, and the connection then
+    /// reads on when it is sent.
     fn process_with(
         self,
         parser: &mut RequestParser,

@@ -95,8 +95,8 @@ impl Connection<'_> {
         Step::finish()
     }
 
-    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it. Returns what it has
-    /// taken.
+    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it. Returns what it
+    /// has taken.
     pub(super) fn last_words(self, status: u16) -> Bytes {
         let mut out = Vec::with_capacity(256);
         let body = respond::write_error(status, &self.core.clock.date(), false, &mut out);

@@ -1,4 +1,5 @@
-//! Tasks for what takes waiting. One that has done its work is kept for the next: a task costs most where it begins and ends.
+//! Tasks for what takes waiting. One that has done its work is kept for the next: a task costs most where it begins and
+//! ends.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -9,7 +10,8 @@ use crate::data_core::DataCore;
 use crate::data_core::clients::Busy;
 use crate::session::{Step, wait};
 
-/// Tasks of a core that wait for work. Each of them takes some KiB, and most cores never have as many requests on their way.
+/// Tasks of a core that wait for work. Each of them takes some KiB, and most cores never have as many requests on their
+/// way.
 const IDLE: usize = 256;
 
 /// A core's tasks that wait for work, the one that has worked last at the end.

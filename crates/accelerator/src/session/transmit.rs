@@ -2,7 +2,8 @@
 //!
 //! Bodies are copied out of the arena, not sent by sendfile: the kernel would go on reading the arena's pages until the
 //! client has acknowledged them, long after the object was unpinned and its place given to another
-//! (docs/decisions/0001-no-sendfile-from-the-arena.md). Large files are sent by sendfile from their own pages (decision 0021).
+//! (docs/decisions/0001-no-sendfile-from-the-arena.md). Large files are sent by sendfile from their own pages (decision
+//! 0021).
 
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
@@ -60,7 +61,8 @@ const ONE_PIECE_BYTES: u64 = 4 * 1024;
 /// What one client gets before others have their turn: a client whose buffers take much would keep them waiting.
 const TURN_BYTES: u64 = 512 * 1024;
 
-/// What the fields take at most that are put together for a hit in [`write_whole`], but for those that tell of other listeners.
+/// What the fields take at most that are put together for a hit in [`write_whole`], but for those that tell of other
+/// listeners.
 const FIELDS_BYTES: u64 = 512;
 
 /// Whether a hit can be put together in one piece, and nothing is left to do but to send it.
@@ -164,7 +166,8 @@ fn extents(object: &Object, mut start: u64, end: u64) -> impl Iterator<Item = &[
     })
 }
 
-/// Sends until nothing is left, the socket is full (`WouldBlock`) or others have to have their turn; whether all is sent.
+/// Sends until nothing is left, the socket is full (`WouldBlock`) or others have to have their turn; whether all is
+/// sent.
 fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<bool> {
     let turn_end = unsent.left().saturating_sub(TURN_BYTES);
     while unsent.left() > turn_end {
@@ -195,8 +198,8 @@ fn advance(client: &Client, unsent: &mut Unsent) -> io::Result<bool> {
     Ok(unsent.left() == 0)
 }
 
-/// One sendfile from the file of a source, or none where the file is not what is stored any more or cannot be sent: then its copy
-/// takes its place in `source`.
+/// One sendfile from the file of a source, or none where the file is not what is stored any more or cannot be sent:
+/// then its copy takes its place in `source`.
 fn send_from_file(client: &Client, source: &mut Source, start: u64, end: u64) -> io::Result<Option<usize>> {
     let Source::File(file, object) = source else { return Ok(None) };
     if file.is_as_stored() {
@@ -311,9 +314,9 @@ const HASTE: u64 = 20;
 /// Whether it has is looked at this often.
 const LOOK_MS: u64 = 1000;
 
-/// Holds a client to the minimum rate at which it takes a response. Only time spent waiting for the client counts: a slow
-/// upstream is not the client's fault. What counts as taken is what the client has acknowledged, not what the kernel
-/// holds for it, which may be megabytes.
+/// Holds a client to the minimum rate at which it takes a response. Only time spent waiting for the client counts: a
+/// slow upstream is not the client's fault. What counts as taken is what the client has acknowledged, not what the
+/// kernel holds for it, which may be megabytes.
 pub(crate) struct RateWatch {
     allowance: Allowance,
     /// The response is in the cache, and stays there while the client reads it.

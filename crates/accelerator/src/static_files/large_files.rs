@@ -1,5 +1,5 @@
-//! Large files go out from their own pages and not from the arena: sendfile(2) copies nothing (docs/decisions/0021). What the arena
-//! holds decides what is sent, and takes over wherever a file is seen to be another one by now.
+//! Large files go out from their own pages and not from the arena: sendfile(2) copies nothing (docs/decisions/0021).
+//! What the arena holds decides what is sent, and takes over wherever a file is seen to be another one by now.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -69,8 +69,8 @@ pub(crate) struct LargeFiles {
 pub(crate) enum Known {
     /// It is what is stored.
     Open(Arc<LargeFile>),
-    /// The caller is to open it: from now on nobody else does. What was closed to make room for it is to be dropped where
-    /// that may take its time.
+    /// The caller is to open it: from now on nobody else does. What was closed to make room for it is to be dropped
+    /// where that may take its time.
     Unopened(Vec<Kept>),
     /// It is not to be had.
     Closed,

@@ -40,8 +40,8 @@ pub(crate) struct StaticFile {
     pub is_linked: bool,
 }
 
-/// What a file's content is known by: size and time to the nanosecond change with every edit that is not made to deceive, the
-/// inode with every replacement.
+/// What a file's content is known by: size and time to the nanosecond change with every edit that is not made to
+/// deceive, the inode with every replacement.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Stamp {
     pub length: u64,

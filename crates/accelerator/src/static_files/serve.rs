@@ -128,7 +128,8 @@ impl Root {
         Ok(Self { root, path, large, changes: Changes { count, stop_preload, _watcher: watcher } })
     }
 
-    /// The pattern of what is stored of the file that a URL's normalized path names, or of all below that begin like it.
+    /// The pattern of what is stored of the file that a URL's normalized path names, or of all below that begin like
+    /// it.
     pub(crate) fn purge_pattern(&self, path: &[u8], is_prefix: bool) -> PurgePattern {
         let mut file = self.path.as_os_str().as_bytes().to_vec();
         percent_decode(path, &mut file);
@@ -181,7 +182,8 @@ fn preload(
     }
 }
 
-/// The key of the file that has this path below a root, without a slash at the start, for readers that accept these codings.
+/// The key of the file that has this path below a root, without a slash at the start, for readers that accept these
+/// codings.
 fn file_key(root: &Path, relative: &[u8], codings: u8) -> Vec<u8> {
     let mut key = Vec::new();
     let path = |key: &mut Vec<u8>| {
@@ -224,8 +226,8 @@ pub(crate) fn write_key(root: &Root, head: &RequestHead<'_>, normalized: &Normal
     write_file_key(root.path.as_os_str().as_bytes(), path, accepted_codings(head), key);
 }
 
-/// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask. Without those that would be preferred to one that
-/// the client wants more.
+/// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask. Without those that would be preferred to one
+/// that the client wants more.
 fn accepted_codings(head: &RequestHead<'_>) -> u8 {
     let mut weights = [0; CODINGS.len()];
     let members =
@@ -300,8 +302,8 @@ pub(crate) async fn answer(
     }
 }
 
-/// The next piece of a file's part, read off the data core's thread: the disk may be slow. A file that has become shorter cannot
-/// keep the length that was announced.
+/// The next piece of a file's part, read off the data core's thread: the disk may be slow. A file that has become
+/// shorter cannot keep the length that was announced.
 pub(crate) async fn read_piece(file: &Arc<std::fs::File>, start: u64, end: u64) -> io::Result<Vec<u8>> {
     let length = PIECE_BYTES.min(end - start) as usize;
     let file = Arc::clone(file);
@@ -312,8 +314,8 @@ pub(crate) async fn read_piece(file: &Arc<std::fs::File>, start: u64, end: u64) 
     read.await.map_err(io::Error::other)?
 }
 
-/// The file of a hit of which `bytes` go out, if it is large, open, and what is stored. One that is not open yet is opened for the
-/// requests to come.
+/// The file of a hit of which `bytes` go out, if it is large, open, and what is stored. One that is not open yet is
+/// opened for the requests to come.
 #[inline]
 pub(crate) fn large_file(
     core: &DataCore,

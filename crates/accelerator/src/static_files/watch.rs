@@ -30,9 +30,9 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     /// Calls `on_change` with the path below `root` of everything that changes; with an empty path when anything may
-    /// have changed, even which directory `root` is. If a directory that comes later cannot be watched, anything may have
-    /// changed each second. What lies below a directory that may not be listed is not told of: those files are linked
-    /// ones ([`StaticRoot::lookup`](super::StaticRoot::lookup)).
+    /// have changed, even which directory `root` is. If a directory that comes later cannot be watched, anything may
+    /// have changed each second. What lies below a directory that may not be listed is not told of: those files are
+    /// linked ones ([`StaticRoot::lookup`](super::StaticRoot::lookup)).
     ///
     /// # Errors
     /// inotify is not available, or the tree has more directories than may be watched.

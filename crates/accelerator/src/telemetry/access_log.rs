@@ -230,8 +230,8 @@ impl LogBuffer {
 
 const HEX: &[u8; 16] = b"0123456789abcdef";
 
-/// Writes bytes that a client chose so that they can neither end the line nor the quoted string: as Apache does, what is
-/// not printable ASCII is `\xhh`.
+/// Writes bytes that a client chose so that they can neither end the line nor the quoted string: as Apache does, what
+/// is not printable ASCII is `\xhh`.
 fn write_escaped(bytes: &[u8], out: &mut Vec<u8>) {
     for &byte in bytes {
         match byte {
@@ -245,9 +245,9 @@ fn write_escaped(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Writes bytes that a client chose as the inside of a JSON string (RFC 8259 §7). What is UTF-8 is the same when it is read;
-/// control characters, of Unicode's second half too, are escaped because lines are looked at on terminals. Of what is no
-/// UTF-8 each byte becomes the four characters `\xhh`.
+/// Writes bytes that a client chose as the inside of a JSON string (RFC 8259 §7). What is UTF-8 is the same when it is
+/// read; control characters, of Unicode's second half too, are escaped because lines are looked at on terminals. Of
+/// what is no UTF-8 each byte becomes the four characters `\xhh`.
 fn write_json_string(bytes: &[u8], out: &mut Vec<u8>) {
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {

@@ -25,10 +25,11 @@ struct Row {
 /// How long the requests took that were answered in one way, from the head's end to the response's.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Histogram {
-    /// `hit`, `stale`, `revalidated`, `miss`, `pass` (never from the cache, such as POST), `file` (too large for the cache)
-    /// or `none` (answered by tidegate itself).
+    /// `hit`, `stale`, `revalidated`, `miss`, `pass` (never from the cache, such as POST), `file` (too large for the
+    /// cache) or `none` (answered by tidegate itself).
     pub source: &'static str,
-    /// For each bucket its upper bound in microseconds, `None` for the last, and the requests that took at most that long.
+    /// For each bucket its upper bound in microseconds, `None` for the last, and the requests that took at most that
+    /// long.
     pub at_most: Vec<(Option<u64>, u64)>,
     /// The times of all of them, in microseconds.
     pub sum_us: u64,

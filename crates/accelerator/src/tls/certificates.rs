@@ -148,7 +148,8 @@ fn make(provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
 /// Certificates by the names that they are for.
 #[derive(Debug, Default)]
 struct Shown {
-    /// In lower case; `*.` begins one that is for all names with one more label. Several for one name have different keys.
+    /// In lower case; `*.` begins one that is for all names with one more label. Several for one name have different
+    /// keys.
     by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// For clients that ask for no name, or for one that no certificate is for.
     default: Option<Arc<CertifiedKey>>,

@@ -23,9 +23,9 @@ const HANDSHAKE_RECORD: u8 = 22;
 
 /// The TLS session of one connection.
 ///
-/// It is read from and written to as its socket would be, without waiting. What could be encrypted, but not be sent whole, is
-/// owed: the write fails with `WouldBlock` as if nothing had been taken, and whoever writes begins the next one with the same
-/// bytes, as is right for a socket too.
+/// It is read from and written to as its socket would be, without waiting. What could be encrypted, but not be sent
+/// whole, is owed: the write fails with `WouldBlock` as if nothing had been taken, and whoever writes begins the next
+/// one with the same bytes, as is right for a socket too.
 pub(crate) struct Session {
     tls: ServerConnection,
     /// Bytes that are encrypted and were not said to be taken.

@@ -12,7 +12,8 @@ pub(crate) enum UpstreamError {
     /// As many connections as allowed are busy, and none became free in time.
     #[error("all connections to the server are busy")]
     Busy,
-    /// This client has as many connections, or as many requests that wait for one, as one client may: others may get one.
+    /// This client has as many connections, or as many requests that wait for one, as one client may: others may get
+    /// one.
     #[error("the client has its share of the connections to the server")]
     ClientsShare,
     /// No connection could be established.
@@ -95,7 +96,8 @@ impl UpstreamError {
         }
     }
 
-    /// Of two servers that were tried, what is said of both: one that others can have says more than one that nobody can.
+    /// Of two servers that were tried, what is said of both: one that others can have says more than one that nobody
+    /// can.
     pub(crate) fn or_then(self, next: Self) -> Self {
         if matches!(self, Self::ClientsShare) { self } else { next }
     }

@@ -71,8 +71,8 @@ pub(crate) struct ExchangeLimits<'p> {
     pub arrivals: &'p Arrivals,
 }
 
-/// Where heads are read into before it is known how long they are, and what parses those that arrive whole. Filled by a read
-/// and used up before the next wait, so that all connections of a core share one.
+/// Where heads are read into before it is known how long they are, and what parses those that arrive whole. Filled by a
+/// read and used up before the next wait, so that all connections of a core share one.
 pub(crate) struct Arrivals {
     bytes: RefCell<Box<[u8]>>,
     parser: RefCell<ResponseParser>,
@@ -96,8 +96,8 @@ pub(crate) async fn exchange<B: RequestBody>(
     without_surprise(received, request)
 }
 
-/// RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the middle of a
-/// request's body would take the rest of it for the new protocol (§7.8).
+/// RFC 9110 §15.2.2: a switch that nobody asked for would make a tunnel past every check of ours, and one in the middle
+/// of a request's body would take the rest of it for the new protocol (§7.8).
 fn without_surprise(
     received: Box<Received>,
     request: &OutgoingRequest<'_>,
@@ -189,8 +189,8 @@ struct HeadReader {
     /// Those that came while the request's body was on its way.
     interim: Vec<Head>,
     interim_count: usize,
-    /// Until when all of the head has to be here, since a head is small; set with the first wait after the request was sent, or
-    /// after an interim response.
+    /// Until when all of the head has to be here, since a head is small; set with the first wait after the request was
+    /// sent, or after an interim response.
     deadline: Option<Instant>,
 }
 
@@ -253,8 +253,8 @@ impl HeadReader {
         Ok(Some(Head { bytes: std::mem::replace(&mut self.bytes, rest), parsed }))
     }
 
-    /// Reads once, by way of `arrivals`: heads and small bodies take no more memory than they are long. Returns the head, if
-    /// all of it has come at once.
+    /// Reads once, by way of `arrivals`: heads and small bodies take no more memory than they are long. Returns the
+    /// head, if all of it has come at once.
     async fn receive(
         &mut self,
         stream: &TcpStream,
@@ -310,8 +310,8 @@ pub(crate) async fn read_more(
     read_when_ready(stream, silence, &mut None, read).await
 }
 
-/// `read` says how much it has read, and whether there was room for more. The deadline is `silence` from the first wait on,
-/// unless there is one already.
+/// `read` says how much it has read, and whether there was room for more. The deadline is `silence` from the first wait
+/// on, unless there is one already.
 async fn read_when_ready(
     stream: &TcpStream,
     silence: Duration,

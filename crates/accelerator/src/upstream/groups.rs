@@ -65,8 +65,8 @@ pub(crate) struct Server {
 }
 
 impl Groups {
-    /// With what is known of the servers that were there before, in a group of the same name: those that failed go on to be out, and
-    /// what they are still doing counts.
+    /// With what is known of the servers that were there before, in a group of the same name: those that failed go on
+    /// to be out, and what they are still doing counts.
     pub(crate) fn new(settings: &[Upstream], before: Option<&Self>) -> Self {
         let group = |settings: &Upstream| {
             let same = |group: &&Group| group.settings.name == settings.name;
@@ -171,7 +171,8 @@ impl Group {
                 available().nth(turn.checked_rem(count)?)
             }
             Balance::LeastConnections => {
-                // Those that have equally few take turns: the first of them would get all requests that come one by one.
+                // Those that have equally few take turns: the first of them would get all requests that come one by
+                // one.
                 let turn = self.next.fetch_add(1, Ordering::Relaxed) % self.servers.len().max(1);
                 available().min_by_key(|index| {
                     let busy = self.servers[*index].in_progress.load(Ordering::Relaxed);
@@ -236,8 +237,8 @@ impl Server {
         self.in_progress.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Notes requests that were sent in one write, and how many of them have to be sent again. Once for all of them, so that
-    /// the cores' shared counters cost each request little.
+    /// Notes requests that were sent in one write, and how many of them have to be sent again. Once for all of them, so
+    /// that the cores' shared counters cost each request little.
     pub(super) fn were_sent(&self, requests: usize, unanswered: usize) {
         if requests > 1 {
             self.pipelined.fetch_add(requests as u64, Ordering::Relaxed);

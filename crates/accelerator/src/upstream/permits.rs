@@ -1,6 +1,7 @@
 //! Who gets the next connection to a server, when more requests want one than it may have: the highest priority class
 //! first, and within a class who came first. One client gets at most three quarters of the connections, and half of the
-//! places in the queue: one that sends its bodies slowly, or reads slowly what it asked for, does not keep the others out.
+//! places in the queue: one that sends its bodies slowly, or reads slowly what it asked for, does not keep the others
+//! out.
 
 use std::cell::{Cell, RefCell};
 use std::collections::hash_map::Entry;
@@ -58,8 +59,8 @@ struct Waiter {
 }
 
 impl Permits {
-    /// A permit, if fewer than `most` are taken and this client, if it is known, has less than its share of them. A permit
-    /// that ends goes to who waits.
+    /// A permit, if fewer than `most` are taken and this client, if it is known, has less than its share of them. A
+    /// permit that ends goes to who waits.
     pub(crate) fn take(self: &Rc<Self>, most: usize, client: Option<IpAddr>) -> Option<Permit> {
         self.most.set(most);
         let client = client.map(network_of);
@@ -163,7 +164,8 @@ impl Waiting {
 }
 
 impl Permit {
-    /// The connection has become the tunnel of the client with this socket, which stays open for longer than the permit lasts.
+    /// The connection has become the tunnel of the client with this socket, which stays open for longer than the permit
+    /// lasts.
     pub(crate) fn becomes_tunnel(&self, client: RawFd) {
         self.permits.tunnels.borrow_mut().insert(client);
         self.tunnel.set(Some(client));

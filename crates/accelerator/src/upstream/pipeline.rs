@@ -1,9 +1,9 @@
 //! Several requests on one connection at once (pipelining, RFC 9112 §9.3.2).
 //!
-//! Requests that come while others are answered go to a server in one write, and one connection answers them in their order:
-//! what a write and a read cost is shared by all of them. Only requests that are safe to repeat go so, on a connection that
-//! has been used before, and none waits long for another one's response: those that are not answered as hoped are sent
-//! again, on connections of their own.
+//! Requests that come while others are answered go to a server in one write, and one connection answers them in their
+//! order: what a write and a read cost is shared by all of them. Only requests that are safe to repeat go so, on a
+//! connection that has been used before, and none waits long for another one's response: those that are not answered as
+//! hoped are sent again, on connections of their own.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -308,7 +308,8 @@ impl Line {
         }
     }
 
-    /// Waits for a body, and returns its length with its coding. `None`: it is too long to wait for, or nobody knows how long.
+    /// Waits for a body, and returns its length with its coding. `None`: it is too long to wait for, or nobody knows
+    /// how long.
     async fn body(&mut self, framing: BodyFraming) -> Result<Option<usize>, UpstreamError> {
         match framing {
             BodyFraming::None => Ok(Some(0)),
@@ -371,8 +372,8 @@ impl Line {
         }
     }
 
-    /// Reads more of a body. False where it is not waited for, because nobody waits behind it or it takes too long: its client
-    /// gets what there is, and the others go elsewhere.
+    /// Reads more of a body. False where it is not waited for, because nobody waits behind it or it takes too long: its
+    /// client gets what there is, and the others go elsewhere.
     async fn read_soon(&mut self) -> Result<bool, UpstreamError> {
         self.arrived.drain(..self.taken);
         self.taken = 0;

@@ -24,7 +24,8 @@ impl Interim {
     }
 }
 
-/// A response whose head is here; in a box, since it is handed on by many. Reading the body to its end gives the connection back to the pool.
+/// A response whose head is here; in a box, since it is handed on by many. Reading the body to its end gives the
+/// connection back to the pool.
 pub(crate) struct Response {
     head: Head,
     interim: Vec<Head>,
@@ -58,8 +59,8 @@ enum Body {
 }
 
 impl Response {
-    /// On this connection, if it is to be given back or more is to come on it. With `has_others_behind` answers to others follow,
-    /// and it is not given back.
+    /// On this connection, if it is to be given back or more is to come on it. With `has_others_behind` answers to
+    /// others follow, and it is not given back.
     pub(crate) fn new(
         received: Box<Received>,
         silence: Duration,

@@ -14,7 +14,8 @@ use crate::upstream::{BodyReadError, UpstreamError};
 pub(crate) trait RequestBody {
     /// The next piece; `None` at the end. A call that is dropped while it waits loses nothing.
     async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError>;
-    /// Gives back what was read ahead, in one piece: the next call returns it again. Nothing else was taken out meanwhile.
+    /// Gives back what was read ahead, in one piece: the next call returns it again. Nothing else was taken out
+    /// meanwhile.
     fn put_back(&mut self, bytes: Vec<u8>);
     /// Trailer fields, once the body has been read.
     fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {

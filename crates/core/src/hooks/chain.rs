@@ -46,8 +46,8 @@ impl Classifiers {
 }
 
 impl Interest {
-    /// Whether a request is one of those. Nearly all hits are none that any classifier has something to say of, which costs
-    /// less to find out here than to ask it.
+    /// Whether a request is one of those. Nearly all hits are none that any classifier has something to say of, which
+    /// costs less to find out here than to ask it.
     #[inline]
     fn includes(self, scene: &Scene<'_>, request: &RequestView<'_>, visit: &Visit) -> bool {
         match self {

@@ -1,7 +1,7 @@
 //! Hooks: where classifiers look at traffic, in the order of a connection's life.
 //!
-//! A data core owns one [`Chain`]: the prefix tree, the classifiers that it asks, and an arbiter that has the last word.
-//! Nothing here blocks, does I/O or reads a clock; nothing is shared between cores.
+//! A data core owns one [`Chain`]: the prefix tree, the classifiers that it asks, and an arbiter that has the last
+//! word. Nothing here blocks, does I/O or reads a clock; nothing is shared between cores.
 
 mod chain;
 
@@ -235,8 +235,8 @@ pub enum Interest {
 }
 
 /// Looks at one kind of abuse. Never blocks, does no I/O, reads no clock. Methods are in the order of a connection's
-/// life; the first decision other than [`Decision::CONTINUE`] ends the chain for that event. Only a delay does not: who is
-/// let in later has to come past the others all the same.
+/// life; the first decision other than [`Decision::CONTINUE`] ends the chain for that event. Only a delay does not: who
+/// is let in later has to come past the others all the same.
 pub trait Classifier: fmt::Debug + Send {
     /// Stable lower-case name: the same in the configuration, logs and metrics.
     fn name(&self) -> &'static str;
@@ -251,20 +251,20 @@ pub trait Classifier: fmt::Debug + Send {
         false
     }
 
-    /// A request's first line is here, long before the end of the head if the client is slow. Nothing is counted yet. Of a
-    /// request that a trusted proxy passes on it is asked when the head is complete, which names the client.
+    /// A request's first line is here, long before the end of the head if the client is slow. Nothing is counted yet.
+    /// Of a request that a trusted proxy passes on it is asked when the head is complete, which names the client.
     fn on_request_line(&self, _scene: &mut Scene<'_>, _line: &RequestLine<'_>) -> Decision {
         Decision::CONTINUE
     }
 
-    /// About which requests [`Self::on_request`] is to be asked. Every cached hit pays for those that are asked, so that who
-    /// looks at few of them, or at something else, had better say so.
+    /// About which requests [`Self::on_request`] is to be asked. Every cached hit pays for those that are asked, so
+    /// that who looks at few of them, or at something else, had better say so.
     fn interest(&self) -> Interest {
         Interest::Always
     }
 
-    /// A request's head is complete and well formed; nothing was answered. `visit` is what counting it brought up. Asked
-    /// only of what [`Self::interest`] says, or of a little more.
+    /// A request's head is complete and well formed; nothing was answered. `visit` is what counting it brought up.
+    /// Asked only of what [`Self::interest`] says, or of a little more.
     fn on_request(&self, _scene: &mut Scene<'_>, _request: &RequestView<'_>, _visit: &Visit) -> Decision {
         Decision::CONTINUE
     }
@@ -320,7 +320,8 @@ pub trait Arbiter: fmt::Debug + Send {
     /// The response that carries a decision to the client; only asked for verdicts that are answered.
     fn reply(&self, peer: Peer, request: &RequestView<'_>, decision: Decision, now_ms: u64) -> Reply;
 
-    /// Several times a second, for what is due from time to time. Tells since when the server is under stress, if it is.
+    /// Several times a second, for what is due from time to time. Tells since when the server is under stress, if it
+    /// is.
     fn on_tick(&self, _tree: &mut PrefixTree, _load: &Load, _now_ms: u64) -> Option<u64> {
         None
     }
@@ -331,8 +332,8 @@ pub trait Arbiter: fmt::Debug + Send {
     }
 }
 
-/// The name of the cookie by which a client shows that it has passed a challenge. It is the defence's own: applications are
-/// not sent it, and no response depends on it.
+/// The name of the cookie by which a client shows that it has passed a challenge. It is the defence's own: applications
+/// are not sent it, and no response depends on it.
 pub const PASS_COOKIE: &str = "tidegate_pass";
 
 /// A response of the defence's own.

@@ -1,5 +1,5 @@
-//! What is known of nodes beyond their own counters: who was active lately, what other owners' trees have told of the same
-//! addresses and prefixes, and who was asked to prove something.
+//! What is known of nodes beyond their own counters: who was active lately, what other owners' trees have told of the
+//! same addresses and prefixes, and who was asked to prove something.
 
 use super::{Event, NodeId, PrefixTree};
 use crate::IpPrefix;
@@ -43,8 +43,8 @@ pub(super) struct Strikes {
 }
 
 impl Elsewhere {
-    /// The most memory that this takes where it is told of so many nodes. A list that grows takes up to half as much again
-    /// while it is moved.
+    /// The most memory that this takes where it is told of so many nodes. A list that grows takes up to half as much
+    /// again while it is moved.
     pub(super) const fn most_bytes(told: usize) -> usize {
         let active = PrefixTree::MAX_ACTIVE * size_of::<NodeId>();
         let told = told.next_power_of_two() * size_of::<(NodeId, Counts, u32)>();
@@ -132,20 +132,21 @@ impl PrefixTree {
         self.elsewhere.addresses = addresses;
     }
 
-    /// How many addresses are there now, with those elsewhere as far as it takes to tell whether a client is nearly alone.
+    /// How many addresses are there now, with those elsewhere as far as it takes to tell whether a client is nearly
+    /// alone.
     pub fn addresses_everywhere(&self, now_ms: u64) -> u32 {
         self.addresses(self.root(), now_ms).max(self.elsewhere.addresses)
     }
 
     /// Those that were found to do much since this was last asked, some of them twice, [`Self::MAX_ACTIVE`] at most:
-    /// another [`Self::LOOK_EVERY`] requests, of addresses also so many of another event as is [`Event::worth_telling`], or
-    /// of connections.
+    /// another [`Self::LOOK_EVERY`] requests, of addresses also so many of another event as is
+    /// [`Event::worth_telling`], or of connections.
     pub fn take_active(&mut self) -> Vec<NodeId> {
         std::mem::take(&mut self.elsewhere.active)
     }
 
-    /// The address was asked to prove something, and has not yet: in how many windows that was so. However many requests it
-    /// makes at once, that is one. It is forgotten after [`Self::STRIKE_WINDOWS`] windows without another.
+    /// The address was asked to prove something, and has not yet: in how many windows that was so. However many
+    /// requests it makes at once, that is one. It is forgotten after [`Self::STRIKE_WINDOWS`] windows without another.
     pub fn strike(&mut self, id: NodeId, now_ms: u64) -> u32 {
         let moment = self.moment(now_ms);
         if !self.is_live(id) {

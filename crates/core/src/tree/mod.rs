@@ -1,9 +1,10 @@
 //! The prefix tree: what each client address does, and what each network prefix around it does, at every level at once.
 //!
 //! A node stands for an address (an IPv6 network of 64 bits counts as one address, since whoever has it can invent as
-//! many as it likes) or for a prefix at one of a few fixed lengths, up to the root, which stands for everybody. An event
-//! is counted at the address and at all prefixes around it. The arena is bounded: where it is full, the least valuable
-//! addresses go, and prefixes go with their last address, so that an attacker who invents addresses displaces its own.
+//! many as it likes) or for a prefix at one of a few fixed lengths, up to the root, which stands for everybody. An
+//! event is counted at the address and at all prefixes around it. The arena is bounded: where it is full, the least
+//! valuable addresses go, and prefixes go with their last address, so that an attacker who invents addresses displaces
+//! its own.
 //!
 //! One owner, one thread; time comes in as milliseconds of one monotonic clock.
 
@@ -93,7 +94,8 @@ impl PrefixTree {
         let capacity = capacity_within(config.memory_bytes);
         let root =
             Node::new(Key { bits: 0, level: ROOT_LEVEL }, NONE, 0, Moment::new(0, config.window_ms.max(1)));
-        // All of it at once: the system gives memory as it is first used, and nodes that never move are never there twice.
+        // All of it at once: the system gives memory as it is first used, and nodes that never move are never there
+        // twice.
         let mut nodes = Vec::with_capacity(capacity);
         nodes.push(root);
         Self {
@@ -370,9 +372,9 @@ impl PrefixTree {
         }
     }
 
-    /// What a connection of this address weighs where there are too many, in 64ths of what a lone one does: those of the
-    /// address in full, and those of each prefix around it a quarter of what the one within counts, so that who has a whole
-    /// network of addresses weighs more than somebody with one.
+    /// What a connection of this address weighs where there are too many, in 64ths of what a lone one does: those of
+    /// the address in full, and those of each prefix around it a quarter of what the one within counts, so that who has
+    /// a whole network of addresses weighs more than somebody with one.
     pub fn crowding(&self, id: NodeId) -> u64 {
         let mut crowding = 0;
         let mut place = self.node(id);
@@ -443,7 +445,8 @@ impl PrefixTree {
             + self.index.memory_bytes()
     }
 
-    /// The most memory that a tree takes besides its nodes and their index, where it is told of so many nodes by others.
+    /// The most memory that a tree takes besides its nodes and their index, where it is told of so many nodes by
+    /// others.
     pub const fn beside_bytes(told: usize) -> usize {
         Elsewhere::most_bytes(told)
     }

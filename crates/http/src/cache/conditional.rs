@@ -16,8 +16,8 @@ pub enum Precondition {
 }
 
 /// Evaluates the conditions of a request on a representation with these validators, in the order of RFC 9110 §13.2.2.
-/// Without `Last-Modified`, `If-Unmodified-Since` is ignored (§13.1.4). `If-Range` is left to [`if_range_holds`], since it only
-/// decides about `Range`.
+/// Without `Last-Modified`, `If-Unmodified-Since` is ignored (§13.1.4). `If-Range` is left to [`if_range_holds`], since
+/// it only decides about `Range`.
 pub fn evaluate(
     method: Method,
     request: &Fields<'_>,
@@ -37,8 +37,8 @@ pub fn evaluate(
     evaluate_for_cache(method, request, etag, last_modified_s)
 }
 
-/// Evaluates only the conditions that apply to a cache (RFC 9111 §4.3.2): `If-None-Match` and `If-Modified-Since`, which is
-/// compared with the response's Date where there is no `Last-Modified`.
+/// Evaluates only the conditions that apply to a cache (RFC 9111 §4.3.2): `If-None-Match` and `If-Modified-Since`,
+/// which is compared with the response's Date where there is no `Last-Modified`.
 pub fn evaluate_for_cache(
     method: Method,
     request: &Fields<'_>,

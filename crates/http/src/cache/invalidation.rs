@@ -32,8 +32,8 @@ pub fn targets(
     }
 }
 
-/// The normalized URL that `reference` means relative to `base` (RFC 3986 §5.2); `None` if it is on another authority or
-/// malformed.
+/// The normalized URL that `reference` means relative to `base` (RFC 3986 §5.2); `None` if it is on another authority
+/// or malformed.
 fn resolve(reference: &[u8], base: &Normalized<'_>, personality: Personality) -> Option<Vec<u8>> {
     let reference = reference.split(|&byte| byte == b'#').next()?;
     if reference.len() > MAX_URL_BYTES || !base.path.starts_with(b"/") {

@@ -9,8 +9,8 @@
 //! 4. [`invalidation::targets`] names what an unsafe request made obsolete.
 //! 5. [`CacheStatus`] tells the client what happened (RFC 9211).
 //!
-//! Where the RFCs leave a choice, the cache is cautious: invalid or conflicting freshness information means stale
-//! (RFC 9111 §4.2.1), and `private` or `no-cache` with field names counts as if it had none (§5.2.2.4 and §5.2.2.7 say that
+//! Where the RFCs leave a choice, the cache is cautious: invalid or conflicting freshness information means stale (RFC
+//! 9111 §4.2.1), and `private` or `no-cache` with field names counts as if it had none (§5.2.2.4 and §5.2.2.7 say that
 //! many caches do so). Of `Age` the first member counts, and one that is no number does not (§5.1).
 
 pub mod conditional;

@@ -12,8 +12,8 @@ const MAX_SECONDS: u32 = 1 << 31;
 const MAX_HEURISTIC_S: u32 = 86_400;
 /// For how long a response that says nothing about errors may be served stale while the upstream cannot be reached.
 const DISCONNECTED_GRACE_S: u32 = 86_400;
-/// How far ahead of the clock a stored response may be before it counts as stale: data cores and the steps of a clock that is
-/// kept in time differ by less. The age of what was stored before a larger step back is not known.
+/// How far ahead of the clock a stored response may be before it counts as stale: data cores and the steps of a clock
+/// that is kept in time differ by less. The age of what was stored before a larger step back is not known.
 const CLOCK_SLACK_S: u64 = 5;
 /// `u32::MAX` stands for an absent number in the encoded form.
 const ABSENT: u32 = u32::MAX;
@@ -36,9 +36,9 @@ const SHORT_FIELDS_BYTES: usize = 2048;
 pub enum NotStorable {
     /// Only responses to GET and HEAD are stored.
     Method,
-    /// The status code is not final, or its response makes no sense without the request: 1xx, 206, 304. Or it blames the
-    /// request for what is not part of the cache's key, so that one client's bad request would answer everybody: 408, 413,
-    /// 431, and 400 where the request's fields are long. What 414 is about, the target, is part of the key.
+    /// The status code is not final, or its response makes no sense without the request: 1xx, 206, 304. Or it blames
+    /// the request for what is not part of the cache's key, so that one client's bad request would answer everybody:
+    /// 408, 413, 431, and 400 where the request's fields are long. What 414 is about, the target, is part of the key.
     Status,
     /// `must-understand`, and the status code is not one of RFC 9110 (RFC 9111 §5.2.2.3).
     NotUnderstood,
@@ -60,8 +60,8 @@ pub enum NotStorable {
     Useless,
     /// It sets a cookie and is not explicitly fresh: meant for one client.
     SetCookie,
-    /// The request identifies its client, and the response says nothing about whom it may be reused for: it may be another one
-    /// for each client.
+    /// The request identifies its client, and the response says nothing about whom it may be reused for: it may be
+    /// another one for each client.
     Identified,
 }
 
@@ -280,8 +280,8 @@ impl Policy {
                 .is_none_or(|seconds| u64::from(self.lifetime_s) >= age_s.saturating_add(u64::from(seconds)))
     }
 
-    /// Whether a stale response may be sent because the upstream answered 500, 502, 503 or 504 (RFC 5861 §4): only if the
-    /// response or the request says so.
+    /// Whether a stale response may be sent because the upstream answered 500, 502, 503 or 504 (RFC 5861 §4): only if
+    /// the response or the request says so.
     pub fn may_serve_stale_on_error(&self, request: &RequestDirectives, now_s: u64) -> bool {
         let asked_s = self.stale_if_error_asked(request);
         let limit_s = match self.stale_if_error_s {
@@ -307,14 +307,14 @@ impl Policy {
         request.stale_if_error_s.filter(|_| self.was_fresh())
     }
 
-    /// What was never fresh is not served stale because a client asks for it or an upstream fails: nobody has said that it may answer
-    /// anybody without the origin's word, and it may have been meant for one client.
+    /// What was never fresh is not served stale because a client asks for it or an upstream fails: nobody has said that
+    /// it may answer anybody without the origin's word, and it may have been meant for one client.
     fn was_fresh(&self) -> bool {
         self.lifetime_s > 0
     }
 
-    /// Whether a response is stale that must not be reused without validation then (RFC 9111 §5.2.2.2, §5.2.2.8): where the
-    /// upstream cannot be reached, the answer is 504.
+    /// Whether a response is stale that must not be reused without validation then (RFC 9111 §5.2.2.2, §5.2.2.8): where
+    /// the upstream cannot be reached, the answer is 504.
     pub fn must_fail_when_disconnected(&self, now_s: u64) -> bool {
         self.has(NEVER_STALE) && self.ttl_s(now_s) <= 0
     }
@@ -350,8 +350,8 @@ impl Policy {
         self.response_time_s == u64::MAX
     }
 
-    /// When the response was generated, in seconds since 1970. `If-Modified-Since` is compared with it where there is no
-    /// `Last-Modified` (RFC 9111 §4.3.2).
+    /// When the response was generated, in seconds since 1970. `If-Modified-Since` is compared with it where there is
+    /// no `Last-Modified` (RFC 9111 §4.3.2).
     pub fn date_s(&self) -> u64 {
         self.date_s
     }
@@ -525,8 +525,8 @@ pub fn identifies_client(request: &RequestHead<'_>) -> bool {
     request.fields.has(FieldId::Cookie) || request.fields.has(FieldId::Authorization)
 }
 
-/// RFC 9111 §4.2.2: a tenth of the time for which the response had not changed. Only for requests that do not identify a
-/// client, because nobody said that the response may be shared.
+/// RFC 9111 §4.2.2: a tenth of the time for which the response had not changed. Only for requests that do not identify
+/// a client, because nobody said that the response may be shared.
 fn heuristic_lifetime_s(
     request: &RequestHead<'_>,
     response: &ResponseHead<'_>,

@@ -52,8 +52,8 @@ pub enum RangeResult {
     Unsatisfiable,
 }
 
-/// What `value`, the content of a `Range` field, asks of a representation of `length` bytes. Of a set that [`is_excessive`]
-/// nothing is sent.
+/// What `value`, the content of a `Range` field, asks of a representation of `length` bytes. Of a set that
+/// [`is_excessive`] nothing is sent.
 pub fn parse(value: &[u8], length: u64) -> RangeResult {
     let Some(set) = members(value) else { return RangeResult::Whole };
     if is_excessive(value) {
@@ -77,9 +77,9 @@ pub fn parse(value: &[u8], length: u64) -> RangeResult {
     }
 }
 
-/// Whether a set of ranges is one of those that RFC 9110 §14.2 lets a server reject, as a broken client or an attack sends
-/// them: more than two of its ranges overlap others, or it has more than [`MAX_RANGES`], of which one does not begin where
-/// the one before has ended or later. The answer is 416 (§15.5.17), whatever the length.
+/// Whether a set of ranges is one of those that RFC 9110 §14.2 lets a server reject, as a broken client or an attack
+/// sends them: more than two of its ranges overlap others, or it has more than [`MAX_RANGES`], of which one does not
+/// begin where the one before has ended or later. The answer is 416 (§15.5.17), whatever the length.
 pub fn is_excessive(value: &[u8]) -> bool {
     let Some(set) = members(value) else { return false };
     let mut seen = [ByteRange::default(); MAX_RANGES];
@@ -101,8 +101,8 @@ pub fn is_excessive(value: &[u8]) -> bool {
     false
 }
 
-/// The bytes that `value` asks for, as far as that can be told without the length: an open end is as far away as can be. Of
-/// several ranges, and of what is not understood, it is everything, since that is sent.
+/// The bytes that `value` asks for, as far as that can be told without the length: an open end is as far away as can
+/// be. Of several ranges, and of what is not understood, it is everything, since that is sent.
 pub fn asked(value: &[u8]) -> ByteRange {
     let only = members(value).and_then(|mut set| set.next().filter(|_| set.next().is_none()));
     only.and_then(extent).unwrap_or(ByteRange { start: 0, end: u64::MAX })

@@ -57,8 +57,8 @@ pub enum Handling {
     },
 }
 
-/// Appends the name of a cache, a token, as a structured field has it: as a string if it does not begin as its tokens do (RFC 9651
-/// §3.3.4).
+/// Appends the name of a cache, a token, as a structured field has it: as a string if it does not begin as its tokens
+/// do (RFC 9651 §3.3.4).
 pub fn write_name(name: &str, out: &mut Vec<u8>) {
     let is_token = name.starts_with(|first: char| first.is_ascii_alphabetic() || first == '*');
     let quote = if is_token { &b""[..] } else { b"\"" };

@@ -14,14 +14,14 @@ pub enum Recipient {
     Validating,
 }
 
-/// Appends the field lines of a stored response updated from a newer response's that came at `received_s`, in seconds since
-/// 1970: a field of the newer one replaces all stored lines with its name, all others are kept.
+/// Appends the field lines of a stored response updated from a newer response's that came at `received_s`, in seconds
+/// since 1970: a field of the newer one replaces all stored lines with its name, all others are kept.
 ///
 /// Left as stored are the fields that describe the stored bytes rather than the resource: `Content-Encoding`,
-/// `Content-Length`, `Content-Range`, `Content-MD5` and, because it was matched, `ETag`. Fields of one connection are not
-/// taken over. `Age` is in the result in neither form: it says how old the newer response was when it came, and
-/// [`super::Policy::validated`] counts from there. A newer response without `Date` is of the time at which it came (RFC 9110
-/// §6.6.1), and with the stored date it would be as old as what it was to freshen.
+/// `Content-Length`, `Content-Range`, `Content-MD5` and, because it was matched, `ETag`. Fields of one connection are
+/// not taken over. `Age` is in the result in neither form: it says how old the newer response was when it came, and
+/// [`super::Policy::validated`] counts from there. A newer response without `Date` is of the time at which it came (RFC
+/// 9110 §6.6.1), and with the stored date it would be as old as what it was to freshen.
 ///
 /// What the newer response says to its own client alone, such as a session's cookie (RFC 9111 §7.3), is left out for
 /// [`Recipient::Everybody`]: see [`is_for_one_client`].
@@ -78,8 +78,8 @@ fn is_for_client(id: FieldId, name: &[u8]) -> bool {
     }
 }
 
-/// Whether such a field is for everybody nevertheless: the origin has put one into the shared response before, and says as
-/// explicitly as it must for a whole response how long the new one lasts. A response that had none never gets one.
+/// Whether such a field is for everybody nevertheless: the origin has put one into the shared response before, and says
+/// as explicitly as it must for a whole response how long the new one lasts. A response that had none never gets one.
 fn is_for_everybody(
     stored: &Fields<'_>,
     newer: &Fields<'_>,

@@ -8,16 +8,16 @@ use crate::forward::{ConnectionOptions, without_cookie};
 /// More members than this are not sorted; the key then depends on their order.
 const SORTED_MEMBERS: usize = 16;
 
-/// Whether `Vary` has the member `*`: no request ever matches. A member that is no field name, such as `A; B` or `A B`, is
-/// taken for one: which fields select the response is not known then.
+/// Whether `Vary` has the member `*`: no request ever matches. A member that is no field name, such as `A; B` or `A B`,
+/// is taken for one: which fields select the response is not known then.
 pub fn is_any(response: &Fields<'_>) -> bool {
     let is_name = |name: &[u8]| name != b"*" && name.iter().all(|&byte| is_token(byte));
     response.get_all(FieldId::Vary).flat_map(members).any(|name| !is_name(name))
 }
 
-/// Whether `Vary` names a field that a gateway writes anew, so that the request's own value does not tell which response
-/// it gets: those with the client's address always; the scheme and the host, which are part of the URL, if `request` has
-/// that field too.
+/// Whether `Vary` names a field that a gateway writes anew, so that the request's own value does not tell which
+/// response it gets: those with the client's address always; the scheme and the host, which are part of the URL, if
+/// `request` has that field too.
 pub fn is_by_client(response: &Fields<'_>, request: &Fields<'_>) -> bool {
     response.get_all(FieldId::Vary).flat_map(members).any(|name| match FieldId::from_name(name) {
         FieldId::Forwarded | FieldId::XForwardedFor | FieldId::XRealIp | FieldId::Via => true,
@@ -27,8 +27,9 @@ pub fn is_by_client(response: &Fields<'_>, request: &Fields<'_>) -> bool {
     })
 }
 
-/// Appends the names that `Vary` lists: in lower case, each once, in alphabetical order, separated by commas. `false` and
-/// nothing appended if there is none. The order does not matter to which requests match, so it must not matter here.
+/// Appends the names that `Vary` lists: in lower case, each once, in alphabetical order, separated by commas. `false`
+/// and nothing appended if there is none. The order does not matter to which requests match, so it must not matter
+/// here.
 pub fn write_names(response: &Fields<'_>, out: &mut Vec<u8>) -> bool {
     if !response.has(FieldId::Vary) {
         return false;
@@ -56,8 +57,8 @@ pub fn write_names(response: &Fields<'_>, out: &mut Vec<u8>) -> bool {
 ///   case, or how the weights are written;
 /// - of all other known fields each line counts byte by byte.
 ///
-/// A field that `Connection` names does not reach the origin, so it is absent here; so are cookies named `own_cookie`, as in
-/// [`crate::forward::ForwardContext`].
+/// A field that `Connection` names does not reach the origin, so it is absent here; so are cookies named `own_cookie`,
+/// as in [`crate::forward::ForwardContext`].
 pub fn write_secondary_key(names: &[u8], request: &Fields<'_>, own_cookie: &[u8], out: &mut Vec<u8>) {
     for name in names.split(|&byte| byte == b',').filter(|name| !name.is_empty()) {
         match FieldId::from_name(name) {
@@ -77,8 +78,8 @@ pub fn write_secondary_key(names: &[u8], request: &Fields<'_>, own_cookie: &[u8]
 /// A request field that selects a response, and its value in a request for that, if it had one.
 pub type Selecting<'n> = (&'n [u8], Option<Vec<u8>>);
 
-/// What [`write_secondary_key`] wrote for `names`, to be shown: a value may look other than in the request. `None` if it is
-/// not for these names.
+/// What [`write_secondary_key`] wrote for `names`, to be shown: a value may look other than in the request. `None` if
+/// it is not for these names.
 pub fn read_secondary_key<'n>(names: &'n [u8], mut key: &[u8]) -> Option<Vec<Selecting<'n>>> {
     let mut fields = Vec::new();
     for name in names.split(|&byte| byte == b',').filter(|name| !name.is_empty()) {
@@ -128,7 +129,8 @@ fn shown_weights(field: &[u8]) -> Vec<u8> {
 }
 
 // A field is written as `ABSENT`, as one or more times a line (or a list) and `LINE_END` and then `FIELD_END`, or as
-// `FIELD_END`, weights and `FIELD_END`. None of these bytes can be in a field value, so that no value looks like another.
+// `FIELD_END`, weights and `FIELD_END`. None of these bytes can be in a field value, so that no value looks like
+// another.
 const ABSENT: u8 = 0;
 const LINE_END: u8 = b'\r';
 const FIELD_END: u8 = b'\n';

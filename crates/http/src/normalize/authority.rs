@@ -43,7 +43,8 @@ pub(super) fn normalize<'a>(
     Ok(Part::Written(scratch.len() - start))
 }
 
-/// The common case: a lower-case name without a dot at its end, and no port or one that says something, as it is written.
+/// The common case: a lower-case name without a dot at its end, and no port or one that says something, as it is
+/// written.
 fn is_normal(authority: &[u8], default_port: u16) -> bool {
     match name_length(authority).map(|length| &authority[length..]) {
         None => false,

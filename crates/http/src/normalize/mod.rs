@@ -1,10 +1,10 @@
 //! One form for every request target, so that policy, cache and upstream cannot read it differently
 //! (Tempesta §4.4.2, RFC 3986 §6.2).
 //!
-//! What all personalities do: the host in lower case without a trailing dot, port 80 (443 where the target says `https`)
-//! dropped; encoded unreserved bytes decoded, other escapes in upper case; bytes that RFC 3986 does not allow in a target
-//! encoded; dot segments removed; slash runs collapsed; a fragment, userinfo, `%00` or a broken escape in the path
-//! refused. Escapes are decoded once: `%252e` stays `%252e`.
+//! What all personalities do: the host in lower case without a trailing dot, port 80 (443 where the target says
+//! `https`) dropped; encoded unreserved bytes decoded, other escapes in upper case; bytes that RFC 3986 does not allow
+//! in a target encoded; dot segments removed; slash runs collapsed; a fragment, userinfo, `%00` or a broken escape in
+//! the path refused. Escapes are decoded once: `%252e` stays `%252e`.
 //!
 //! Where they differ, each like the server it is named after, because a difference between us and the server behind us
 //! is what evasion lives on:
@@ -21,8 +21,8 @@
 //! | `%00` in the query | refused | kept | kept | kept |
 //! | letters of the path | as sent | as sent | as sent | as sent, but see [`Personality::folds_case`] |
 //!
-//! Applications read further than the servers that carry them: Java containers remove `;parameters` before they look for
-//! dot segments, WSGI decodes `%2F` before anybody asks which part of the site it is. What is decided by the path
+//! Applications read further than the servers that carry them: Java containers remove `;parameters` before they look
+//! for dot segments, WSGI decodes `%2F` before anybody asks which part of the site it is. What is decided by the path
 //! therefore has to hold for [`Normalized::reading`] too.
 
 mod authority;

@@ -51,8 +51,8 @@ struct Facts {
     upgrade: bool,
 }
 
-/// What [`RequestParser::parsed`] keeps of a head: as much as the head needs, and apart from the parser, which may go on with
-/// other heads.
+/// What [`RequestParser::parsed`] keeps of a head: as much as the head needs, and apart from the parser, which may go
+/// on with other heads.
 #[derive(Clone, Debug)]
 pub struct ParsedRequest {
     facts: Facts,
@@ -336,8 +336,8 @@ impl Method {
     }
 }
 
-/// The version that `rest` starts with, byte by byte so that every split gives the same answer. A higher minor version is
-/// read as HTTP/1.1 (RFC 9110 §2.5): what it adds may be ignored.
+/// The version that `rest` starts with, byte by byte so that every split gives the same answer. A higher minor version
+/// is read as HTTP/1.1 (RFC 9110 §2.5): what it adds may be ignored.
 pub(super) fn version(rest: &[u8]) -> Result<Option<Version>, HeadError> {
     for (i, &byte) in rest.iter().take(8).enumerate() {
         let expected = b"HTTP/1.1"[i];

@@ -40,8 +40,8 @@ struct Facts {
     keep_alive: bool,
 }
 
-/// What [`ResponseParser::parsed`] keeps of a head: as much as the head needs, and apart from the parser, which may go on
-/// with other heads.
+/// What [`ResponseParser::parsed`] keeps of a head: as much as the head needs, and apart from the parser, which may go
+/// on with other heads.
 #[derive(Clone, Debug)]
 pub struct ParsedResponse {
     facts: Facts,

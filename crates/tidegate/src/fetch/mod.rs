@@ -19,11 +19,11 @@ use crate::cli::Failure;
 /// What `tidegate fetch` takes.
 #[derive(Args)]
 pub(crate) struct FetchArgs {
-    /// What to fetch: http://…, dhttp://…, dhttpt://… for DHTTP without UDP, or
-    /// trickles://HOST:PORT,HOST:PORT,…/PATH, whose hosts are replicas of one service. The port is 80 where none is given.
+    /// What to fetch: http://…, dhttp://…, dhttpt://… for DHTTP without UDP, or trickles://HOST:PORT,HOST:PORT,…/PATH,
+    /// whose hosts are replicas of one service. The port is 80 where none is given.
     url: String,
-    /// Where to write the content; standard output by default. What came before a failure stays there; of an error or a redirect
-    /// nothing is written to it.
+    /// Where to write the content; standard output by default. What came before a failure stays there; of an error or a
+    /// redirect nothing is written to it.
     #[arg(short, long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// Show the response's head, which way it came and from where, on standard error.
@@ -48,8 +48,8 @@ pub(crate) struct FetchArgs {
 /// What `fetch` and `gateway` take for Trickles.
 #[derive(Args)]
 pub(crate) struct TricklesArgs {
-    /// Trickles: the server's key, 64 hexadecimal digits as it logs them at its start. Only its owner can answer then; without
-    /// it the server is asked for its key, which somebody in the middle of the path may forge.
+    /// Trickles: the server's key, 64 hexadecimal digits as it logs them at its start. Only its owner can answer then;
+    /// without it the server is asked for its key, which somebody in the middle of the path may forge.
     #[arg(long, value_name = "KEY", value_parser = server_key)]
     server_key: Option<PublicBytes>,
     /// Trickles: send and receive in the clear.
@@ -97,7 +97,8 @@ struct Answer {
     location: Option<String>,
 }
 
-/// Fetches the URL; an error status or a redirect is a failure, but its content is written to standard output all the same.
+/// Fetches the URL; an error status or a redirect is a failure, but its content is written to standard output all the
+/// same.
 pub(crate) fn fetch(args: &FetchArgs) -> Result<(), Failure> {
     let scheme = args.url.split("://").next().unwrap_or_default().to_ascii_lowercase();
     args.check_options(&scheme)?;
@@ -159,7 +160,8 @@ fn location(head: &[u8]) -> Option<String> {
 }
 
 impl FetchArgs {
-    /// That no option is given which the URL's scheme would ignore: who asks for encryption shall not believe to have it.
+    /// That no option is given which the URL's scheme would ignore: who asks for encryption shall not believe to have
+    /// it.
     fn check_options(&self, scheme: &str) -> Result<(), Failure> {
         let trickles = &self.trickles;
         let help =
@@ -186,8 +188,8 @@ impl FetchArgs {
         }
     }
 
-    /// Where the content of a response with `status` goes. A file is made only once there is something to write; what it had is
-    /// not lost to a page that says why there is nothing.
+    /// Where the content of a response with `status` goes. A file is made only once there is something to write; what
+    /// it had is not lost to a page that says why there is nothing.
     fn sink(&self, status: u16) -> Result<Box<dyn Write>, Failure> {
         self.open_sink(status).map_err(|error| Failure::runtime(format!("error: {error}")))
     }

@@ -15,8 +15,8 @@ const MOST_BYTES: u64 = 256 << 20;
 /// How a request is made, and with what.
 #[derive(Args)]
 pub(crate) struct RequestArgs {
-    /// Content to send, by POST unless -X says otherwise; @FILE: of a file, @-: of standard input, byte by byte. Several
-    /// are joined with '&'. Not for Trickles.
+    /// Content to send, by POST unless -X says otherwise; @FILE: of a file, @-: of standard input, byte by byte.
+    /// Several are joined with '&'. Not for Trickles.
     #[arg(short, long, value_name = "DATA")]
     data: Vec<String>,
     /// The method. Not for Trickles.

@@ -52,7 +52,8 @@ async fn batches_that_are_kept_waiting_together_are_one_fault() {
         .await;
 }
 
-/// It was noticed when the first of them had been given up, long after, and by then forgotten for one that was answered.
+/// It was noticed when the first of them had been given up, long after, and by then forgotten for one that was
+/// answered.
 #[tokio::test(flavor = "current_thread")]
 async fn a_server_that_hangs_when_it_is_sent_several_is_asked_one_by_one_before_those_are_given_up() {
     let (address, _heads) = scripted(&[|connection| {

@@ -67,8 +67,8 @@ pub(crate) fn parts(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     split_outside_quotes(value, b',').map(<[u8]>::trim_ascii)
 }
 
-/// Whether a member is no directive (RFC 9111 §5.2), so that what its writer meant cannot be told: a string that does not
-/// end takes in what follows, and where a semicolon or a space separates, one directive hides another.
+/// Whether a member is no directive (RFC 9111 §5.2), so that what its writer meant cannot be told: a string that does
+/// not end takes in what follows, and where a semicolon or a space separates, one directive hides another.
 pub(crate) fn is_malformed(member: &[u8]) -> bool {
     let end = member.iter().position(|&byte| byte == b'=').unwrap_or(member.len());
     let is_name = |name: &[u8]| !name.is_empty() && name.iter().all(|&byte| is_token(byte));

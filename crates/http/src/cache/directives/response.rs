@@ -71,8 +71,8 @@ impl ResponseDirectives {
         any.then_some(this)
     }
 
-    /// W3C Note "Edge Architecture Specification", §2.2: `no-store`, and `max-age=N` or `max-age=N+M` where the response
-    /// may be served stale for M more seconds. A directive with a parameter is for the device it names.
+    /// W3C Note "Edge Architecture Specification", §2.2: `no-store`, and `max-age=N` or `max-age=N+M` where the
+    /// response may be served stale for M more seconds. A directive with a parameter is for the device it names.
     fn surrogate(fields: &Fields<'_>) -> Option<Self> {
         let mut this = Self { targeted: true, ..Self::default() };
         let mut any = false;
@@ -139,8 +139,8 @@ impl ResponseDirectives {
         }
     }
 
-    /// A member of a targeted field: the last of several with one name counts (RFC 9651 §4.2.2). A directive whose value
-    /// is not of its kind is taken in its strictest sense where it restricts and left out where it allows.
+    /// A member of a targeted field: the last of several with one name counts (RFC 9651 §4.2.2). A directive whose
+    /// value is not of its kind is taken in its strictest sense where it restricts and left out where it allows.
     fn apply_item(&mut self, key: &[u8], item: Item) {
         let on = item != Item::Boolean(false);
         let seconds = match item {
