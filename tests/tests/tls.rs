@@ -205,3 +205,35 @@ fn handshake_that_does_not_go_on_is_ended_by_the_heads_deadline() {
     assert!(client.is_closed());
     assert_eq!(site.tidegate.metric("tidegate_header_timeouts_total"), 1.0);
 }
+
+#[test]
+fn with_https_only_requests_in_the_clear_are_sent_to_the_same_url_with_tls() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::cacheable(content(1, 100)));
+    let builder = Tidegate::builder().origin(&origin).top("https_only = true");
+    let site = Site::start(builder.top("trusted_proxies = [\"127.0.0.2\"]"), &[("a", &certificate)]);
+    let port = site.address.port();
+    assert_eq!(site.connect(&certificate).get("/a?b=1").status, 200);
+    let mut clear = site.tidegate.connect();
+    for (method, target, status, url) in [
+        ("GET", "/a?b=1", 301, "/a?b=1"),
+        ("HEAD", "/x/../%61", 301, "/a"),
+        ("DELETE", "//evil.example/", 308, "/evil.example/"),
+        ("OPTIONS", "*", 308, "/"),
+    ] {
+        clear.send(format!("{method} {target} HTTP/1.1\r\nHost: a.example:8080\r\n\r\n"));
+        let response = clear.response_to(method);
+        let expected = format!("https://a.example:{port}{url}");
+        assert_eq!((response.status, response.field("Location").as_str()), (status, expected.as_str()));
+    }
+    clear.send("POST /a HTTP/1.1\r\nHost: [2001:db8::1]\r\nContent-Length: 3\r\n\r\nabc");
+    assert_eq!(clear.response().field("Location"), format!("https://[2001:db8::1]:{port}/a"));
+    clear.send("GET / HTTP/1.0\r\n\r\n");
+    assert_eq!(clear.response().status, 400, "nobody knows which host is meant");
+    assert_eq!(origin.count(), 1, "nothing in the clear reaches the origin");
+    let challenge = "/.well-known/acme-challenge/token";
+    assert_eq!(site.tidegate.connect().get(challenge).status, 200);
+    let mut proxy = Client::try_connect_from([127, 0, 0, 2].into(), site.tidegate.address()).unwrap();
+    assert_eq!(proxy.request("GET", "/a?b=1", "X-Forwarded-Proto: https\r\n").status, 200);
+    assert_eq!(proxy.request("GET", "/a?b=1", "X-Forwarded-Proto: http\r\n").status, 301);
+}

@@ -22,6 +22,8 @@ pub struct Settings {
     /// Certificates of listeners with TLS. A client is shown the one for the name that it asks for, or else the first;
     /// without any, one that this process has made.
     pub certificates: Vec<Certificate>,
+    /// Whether requests that come in the clear are sent to the same URL with https.
+    pub https_only: bool,
     /// Named groups of origin servers.
     pub upstreams: Vec<Upstream>,
     /// Which host and path goes where; the most specific route wins.

@@ -153,6 +153,7 @@ impl Site {
             workers: 1,
             listeners: vec![Listener { address: (Ipv4Addr::LOCALHOST, 0).into(), protocol: Protocol::Http }],
             certificates: Vec::new(),
+            https_only: false,
             upstreams: vec![Upstream::new("app", vec![origin()])],
             routes: vec![Route {
                 host: "*".into(),

@@ -82,6 +82,15 @@ pub(crate) fn refusal(head: &RequestHead<'_>, most_body_bytes: u64) -> Option<(u
     }
 }
 
+/// Sends a client to another URL for good, with the method that it has used (RFC 9110 §15.4.2, §15.4.9).
+pub(crate) fn redirect(method: Method, url: Option<Vec<u8>>) -> Answer {
+    let status = if matches!(method, Method::Get | Method::Head) { 301 } else { 308 };
+    match url {
+        Some(url) => Answer::Local { status, fields: [b"Location: ", &url[..], b"\r\n"].concat() },
+        None => Answer::status(400),
+    }
+}
+
 /// Answers a request that the cache alone could not.
 pub(crate) async fn answer<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming<'_>, body: B) -> Answer {
     if core.with_plan(|plan| plan.reviews_request(incoming.head.method_bytes, incoming.normalized)) {

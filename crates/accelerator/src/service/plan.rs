@@ -35,6 +35,11 @@ pub(crate) fn cookies<'a>(fields: &Fields<'a>) -> Option<Cow<'a, [u8]>> {
     })
 }
 
+/// Where certificate authorities look (RFC 8555 §8.3).
+const ACME_CHALLENGES: &[u8] = b"/.well-known/acme-challenge/";
+/// The port that URLs with https need not name (RFC 9110 §4.2.2).
+const HTTPS_PORT: u16 = 443;
+
 /// Why settings do not fit together.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -86,6 +91,8 @@ pub(crate) struct Plan {
     pub alternatives: Vec<u8>,
     /// What connections to listeners with TLS begin with, if there are any.
     pub tls: Option<Arc<ServerConfig>>,
+    /// The port to which requests in the clear are sent, if they are.
+    secure_port: Option<u16>,
     groups: Arc<Groups>,
     pub roots: Vec<Arc<Root>>,
     /// Whether the servers behind take paths in any case for the same.
@@ -156,6 +163,7 @@ impl Plan {
                 .any(|listener| listener.protocol == Protocol::Https)
                 .then(|| tls::server_config(&settings.certificates))
                 .transpose()?,
+            secure_port: settings.https_only.then(|| secure_port(&settings.listeners)),
             groups: Arc::new(Groups::new(&settings.upstreams, before)),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store)?,
@@ -168,6 +176,39 @@ impl Plan {
     pub(crate) fn reviews_request(&self, method: &[u8], normalized: &Normalized<'_>) -> bool {
         let on = IcapSubject::Requests;
         self.icap.iter().any(|(service, _)| icap::concerns(service, on, method, normalized, self.folds_case))
+    }
+
+    /// Whether a request has to come again with https. What proves to a certificate authority that the host is its owner's is
+    /// asked for in the clear (RFC 8555 §8.3).
+    #[inline]
+    pub(crate) fn is_in_clear(&self, info: &ClientInfo<'_>, normalized: &Normalized<'_>) -> bool {
+        self.secure_port.is_some() && !info.https && !normalized.path.starts_with(ACME_CHALLENGES)
+    }
+
+    /// The URL by which to come again; `None` where the client does not say which host it wants.
+    pub(crate) fn secure_url(&self, info: &ClientInfo<'_>, normalized: &Normalized<'_>) -> Option<Vec<u8>> {
+        let authority = info.host.unwrap_or(normalized.authority);
+        let colon = authority.iter().rposition(|byte| *byte == b':');
+        let host = match colon {
+            // One in brackets belongs to an IPv6 address.
+            Some(colon) if !authority[colon..].contains(&b']') => &authority[..colon],
+            _ => authority,
+        };
+        let port = self.secure_port?;
+        if host.is_empty() {
+            return None;
+        }
+        let mut url = [b"https://", host].concat();
+        if port != HTTPS_PORT {
+            url.extend_from_slice(format!(":{port}").as_bytes());
+        }
+        // RFC 9110 §7.1: `OPTIONS *` is about the server as a whole.
+        url.extend_from_slice(if normalized.path == b"*" { b"/" } else { normalized.path });
+        if let Some(query) = normalized.query {
+            url.push(b'?');
+            url.extend_from_slice(query);
+        }
+        Some(url)
     }
 
     /// Whether the ICAP service that let a response pass is in another state by now.
@@ -279,6 +320,12 @@ impl Plan {
     }
 }
 
+/// The port of the first listener with TLS. Where there is none, a proxy in front has it.
+fn secure_port(listeners: &[Listener]) -> u16 {
+    let secure = listeners.iter().find(|listener| listener.protocol == Protocol::Https);
+    secure.map_or(HTTPS_PORT, |listener| listener.address.port())
+}
+
 /// RFC 7838 §3: on this host, another protocol at another port.
 fn alternatives(listeners: &[Listener]) -> Vec<u8> {
     let mut ports: Vec<u16> = listeners
@@ -359,6 +406,7 @@ mod tests {
         let settings = Settings {
             workers: 1,
             listeners: Vec::new(),
+            https_only: false,
             certificates: Vec::new(),
             upstreams: ["a", "b", "c"]
                 .map(|name| crate::settings::Upstream::new(name, vec!["127.0.0.1:9".parse().unwrap()]))

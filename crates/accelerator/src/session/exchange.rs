@@ -91,6 +91,11 @@ impl Connection<'_> {
         }
         let peer = context.peer.ip().to_canonical();
         let info = ClientInfo::of(&plan, &head, peer, self.client.is_encrypted());
+        if plan.is_in_clear(&info, &normalized) {
+            let answer = answer::redirect(head.method, plan.secure_url(&info, &normalized));
+            let delivered = Box::pin(self.deliver(&head, answer, &mut body, &mut progress)).await;
+            return self.ended(context, &head, delivered, body, &progress).await;
+        }
         let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent };
         let asked_ms = self.core.clock.elapsed_ms();
         self.client.has_upstream.set(true);

@@ -83,6 +83,14 @@ pub(super) static FILE: Section = Section {
             "Proxies in front of this one whose X-Forwarded-For, or else Forwarded, is believed.",
         ),
         key("pseudonym", Kind::Name, Is("tidegate"), "The name of this proxy in Via and Cache-Status."),
+        key(
+            "https_only",
+            Kind::Flag,
+            Is("false"),
+            "Whether requests in the clear are sent to the same URL with https, at the port of the first listener with it: 301 \
+             for GET and HEAD, 308 for others. What is below /.well-known/acme-challenge/ is still answered. Listeners with \
+             dhttp or trickles are not meant.",
+        ),
         key("listen", Kind::Tables(&LISTEN), Absent("--listen must say where"), "Where clients connect."),
         key(
             "certificate",

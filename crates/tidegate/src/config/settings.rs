@@ -30,6 +30,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
             .map(|(listen, protocol)| Listener { address: listen.address, protocol: *protocol })
             .collect(),
         certificates: certificates(file, report),
+        https_only: https_only(file, report),
         upstreams,
         routes,
         cache: file.table("cache").map(|values| cache(values, report)).unwrap_or_default(),
@@ -203,6 +204,24 @@ fn listeners(
         tcp.push((listen, protocol));
     }
     (tcp, trickles)
+}
+
+/// With nobody who speaks TLS, clients would be sent to where nothing is.
+fn https_only(file: &Values, report: &mut Report<'_>) -> bool {
+    let is_wished = file.flag("https_only") == Some(true);
+    let speaks_tls =
+        file.tables("listen").iter().any(|section| section.text("protocol").as_deref() == Some("https"));
+    if is_wished && !speaks_tls && file.prefixes("trusted_proxies").is_empty() {
+        report.error(
+            file.offset_of("https_only").unwrap_or(0),
+            "https_only: nothing here speaks https".to_owned(),
+            Some(
+                "add a [[listen]] with protocol = \"https\", or name the proxy that does in trusted_proxies"
+                    .to_owned(),
+            ),
+        );
+    }
+    is_wished
 }
 
 fn certificates(file: &Values, report: &mut Report<'_>) -> Vec<Certificate> {
