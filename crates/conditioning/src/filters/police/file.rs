@@ -20,6 +20,7 @@ pub const TOP_LEVEL: &[&str] = &[
     "personality",
     "trusted_proxies",
     "pseudonym",
+    "https_only",
     "listen",
     "certificate",
     "admin",

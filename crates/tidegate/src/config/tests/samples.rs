@@ -17,7 +17,7 @@ fn sample(path: &str, kind: Kind) -> String {
         ("gate.interfaces", _) => "[\"eth0\"]".into(),
         ("gate.http_ports", _) => "[\"80\", \"8000-8099\"]".into(),
         ("block.files", _) => "[\"/other\"]".into(),
-        ("defence.dry_run" | "classifier.dry_run" | "filter.dry_run", _) => "true".into(),
+        ("https_only" | "defence.dry_run" | "classifier.dry_run" | "filter.dry_run", _) => "true".into(),
         ("filter.action", _) => "\"drop\"".into(),
         ("icap.service", _) => "\"icap://127.0.0.1:17/other\"".into(),
         (_, Kind::Text) => "\"other\"".into(),
@@ -64,6 +64,7 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "listen" if key.name == "interface" => {
             ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\nformat = \"tcp\"\n")
         }
+        "" if key.name == "https_only" => ("", "trusted_proxies = [\"192.0.2.1\"]\n"),
         "certificate" => ("", "chain = \"/chain\"\nkey = \"/key\"\n"),
         "listen" => ("", "address = \"127.0.0.1:1\"\n"),
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
