@@ -634,6 +634,16 @@ fn actions_that_a_classifier_cannot_do_are_refused_or_warned_of() {
 }
 
 #[test]
+fn https_only_needs_somebody_who_speaks_it() {
+    let clear = "https_only = true\n[[listen]]\naddress = \":80\"\n";
+    let expected = "t.toml:1:14: https_only: nothing here speaks https; add a [[listen]] with protocol = \"https\", or name \
+                    the proxy that does in trusted_proxies";
+    assert_eq!(errors(clear), [expected]);
+    let secure = format!("{clear}[[listen]]\naddress = \":443\"\nprotocol = \"https\"\n");
+    assert!(accepted(&secure).settings.https_only);
+}
+
+#[test]
 fn methods_in_small_letters_are_refused() {
     for table in ["[[filter]]\n", "[[icap]]\nservice = \"icap://127.0.0.1:1/a\"\non = \"requests\"\n"] {
         let findings = parse("t.toml", &format!("{table}methods = [\"GET\", \"put\"]\n")).unwrap_err();
