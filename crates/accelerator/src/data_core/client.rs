@@ -329,6 +329,9 @@ impl Client {
 
     /// Closing now resets the connection, and what the kernel holds for the client is lost.
     pub(crate) fn set_zero_linger(&self) {
+        if let Some(tls) = &self.tls {
+            tls.borrow_mut().cut_off();
+        }
         let _ = socket2::SockRef::from(&self.socket).set_linger(Some(std::time::Duration::ZERO));
     }
 }

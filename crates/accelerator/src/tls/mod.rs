@@ -35,13 +35,15 @@ pub(crate) struct Session {
     /// All that the socket had has been handed on.
     is_drained: bool,
     has_begun: bool,
+    /// The connection is reset: nothing may look like its end.
+    is_cut_off: bool,
 }
 
 impl Session {
     pub(crate) fn new(config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
         let mut tls = ServerConnection::new(config)?;
         tls.set_buffer_limit(Some(RECORD_BYTES));
-        Ok(Self { tls, owed: 0, is_short: false, is_drained: false, has_begun: false })
+        Ok(Self { tls, owed: 0, is_short: false, is_drained: false, has_begun: false, is_cut_off: false })
     }
 
     /// Whether the client chose HTTP/2.
@@ -121,9 +123,14 @@ impl Session {
         }
     }
 
+    /// From now on the client is not told that nothing more is sent: it has not got all.
+    pub(crate) fn cut_off(&mut self) {
+        self.is_cut_off = true;
+    }
+
     /// Says that nothing more is sent (RFC 8446 §6.1), as far as the socket has room for that.
     pub(crate) fn close(&mut self, socket: &TcpStream) {
-        if self.owed == 0 && !self.tls.is_handshaking() {
+        if self.owed == 0 && !self.is_cut_off && !self.tls.is_handshaking() {
             self.tls.send_close_notify();
             // Whoever is gone need not be told.
             let _ = self.send(socket);
