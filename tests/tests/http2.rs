@@ -3,13 +3,14 @@
 
 use std::future::Future;
 use std::io::Write;
+use std::time::Duration;
 
 use bytes::Bytes;
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{Reason, RecvStream};
 use http::{HeaderMap, Request, Response};
 use tidegate_e2e::{Certificate, Gate, Origin, PATIENCE, Reply, Site, Tidegate, content, eventually};
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
@@ -22,6 +23,13 @@ const WIDE: u32 = 1 << 30;
 fn run<F: Future>(test: F) -> F::Output {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test's end") })
+}
+
+/// Waits, and lets the connections go on meanwhile.
+async fn until(condition: impl Fn() -> bool) {
+    while !condition() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// One connection.
@@ -38,8 +46,19 @@ impl Client {
 
     /// With streams of which the server may send so much before the client has taken any.
     async fn with_window(site: &Site, certificate: &Certificate, window_bytes: u32) -> Self {
+        Self::connect_from([127, 0, 0, 1], site, certificate, window_bytes).await
+    }
+
+    async fn connect_from(
+        address: [u8; 4],
+        site: &Site,
+        certificate: &Certificate,
+        window_bytes: u32,
+    ) -> Self {
         let connector = TlsConnector::from(Certificate::client_config(&[certificate], b"h2"));
-        let socket = TcpStream::connect(site.address).await.unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
+        socket.bind((address, 0).into()).unwrap();
+        let socket = socket.connect(site.address).await.unwrap();
         let tls = connector.connect("a.example".try_into().unwrap(), socket).await.unwrap();
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(window_bytes).initial_connection_window_size(WIDE);
@@ -300,6 +319,46 @@ fn client_that_cancels_all_it_asks_for_is_told_to_calm_down() {
     assert_eq!(site.tidegate.metric("tidegate_http2_floods_total"), 1.0);
 }
 
+/// The upstream works for them all the same.
+#[test]
+fn requests_that_are_given_up_are_logged_and_counted_against_their_client() {
+    let certificate = Certificate::of(&["a.example"]);
+    let gate = Gate::default();
+    let door = gate.clone();
+    let origin = Origin::start(move |request| match request.target.as_str() {
+        "/free" => Reply::ok("x"),
+        _ => {
+            door.pass();
+            Reply::ok("x")
+        }
+    });
+    let tables = "[log]\naccess = \"@DIR@/access.log\"\n[[classifier]]\nname = \"errors\"\nlimit = 10\naction = \"refuse\"\n";
+    let site = Site::start(Tidegate::builder().origin(&origin).tables(tables), &[("a", &certificate)]);
+    let given_up = run(async {
+        // The host's own address is exempt.
+        let mut client = Client::connect_from([127, 0, 9, 9], &site, &certificate, WIDE).await;
+        let mut given_up = 0;
+        while client.get("/free").await.0.status() == 200 {
+            let (asked, mut requests) = (origin.count(), client.requests.clone().ready().await.unwrap());
+            let (response, mut stream) = requests.send_request(get("/slow").body(()).unwrap(), true).unwrap();
+            until(|| origin.count() > asked).await;
+            stream.send_reset(Reason::CANCEL);
+            drop(response);
+            given_up += 1;
+            until(|| site.tidegate.metric("tidegate_clients_gone_total") == f64::from(given_up)).await;
+        }
+        assert_eq!(client.get("/free").await.0.status(), 429);
+        given_up
+    });
+    gate.open();
+    // Each counts as four errors; two windows may share them.
+    assert!((2..=6).contains(&given_up), "{given_up}");
+    eventually("all are logged", || {
+        let text = std::fs::read_to_string(site.tidegate.directory().join("access.log")).unwrap_or_default();
+        (text.matches("\"GET /slow HTTP/2.0\" 499 0 ").count() == given_up as usize).then_some(())
+    });
+}
+
 #[test]
 fn client_that_does_not_take_its_response_is_ended() {
     let certificate = Certificate::of(&["a.example"]);
@@ -327,7 +386,7 @@ fn response_that_is_read_for_longer_than_idle_connections_are_kept_arrives_whole
     assert_eq!(other.get("/a").body.len(), 60_000);
     run(async {
         let connector = TlsConnector::from(Certificate::client_config(&[&certificate], b"h2"));
-        let socket = tokio::net::TcpSocket::new_v4().unwrap();
+        let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
         let socket = socket.connect(site.address).await.unwrap();
         let tls = connector.connect("a.example".try_into().unwrap(), socket).await.unwrap();

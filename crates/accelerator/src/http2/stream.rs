@@ -81,6 +81,8 @@ async fn answer(
     let has_content = !content.is_end_stream();
     let Ok(head) = heads::write_request(&parts, has_content) else {
         shared.core.metrics.requests_refused_total.add(1);
+        // Whatever is decided acts on the next request: this one is answered by the end of its stream.
+        let _ = shared.core.answers_malformed(shared.client.place, shared.client.peer());
         // RFC 9113 §8.1.1.
         respond.send_reset(Reason::PROTOCOL_ERROR);
         return Ok(());
@@ -128,6 +130,7 @@ async fn answer(
 async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySender) {
     let core = &shared.core;
     let mut allowance = Allowance::new(core.with_plan(|plan| plan.limits.body_min_rate_bytes_per_s));
+    let mut received = 0;
     loop {
         let start_ms = core.clock.elapsed_ms();
         let piece = tokio::select! {
@@ -147,6 +150,10 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
             Some(Some(Err(_))) => return,
             Some(Some(Ok(piece))) => {
                 let length = piece.len();
+                received += length as u64;
+                if core.refuses_body(&shared.client, &piece, received) {
+                    return;
+                }
                 allowance.earn(shared.streams.share(length));
                 // Room for more is given when somebody has taken this.
                 if sender.send(piece).await.is_err()

@@ -11,7 +11,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-use tidegate_core::hooks::{Reply, Via};
+use tidegate_core::hooks::{Reply, ResponseView, Via};
 use tidegate_core::{Reason, Verdict};
 use tidegate_dhttp::driver::{Request, Response};
 use tidegate_http::normalize::normalize;
@@ -19,12 +19,13 @@ use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser, V
 use tokio::sync::mpsc;
 
 use crate::cache::lookup::{self, Lookup};
-use crate::data_core::DataCore;
 use crate::data_core::inside::{Inner, InnerRequest, Refused, Told};
-use crate::defence::CameFrom;
+use crate::data_core::{Bytes, DataCore};
+use crate::defence::{CameFrom, Defence};
 use crate::service::answer::{self, Answer, Incoming};
 use crate::service::client_info::ClientInfo;
 use crate::service::plan::Plan;
+use crate::telemetry::access_log::CLIENT_LEFT;
 
 use body::UploadedBody;
 use respond::{Exchange, error_response};
@@ -151,15 +152,61 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
         let buffer = &request.head;
         let incoming =
             Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent: false };
-        found_or_asked(&core, &plan, incoming, &mut body).await
+        let awaited = Awaited { exchange: &exchange, defence, incoming, asked_ms, is_answered: false };
+        let answer = found_or_asked(&core, &plan, incoming, &mut body).await;
+        awaited.answered();
+        answer
     };
     if let Some(defence) = defence {
         let now_ms = core.clock.elapsed_ms();
-        let came_from = CameFrom::of(&head, &answer, now_ms.saturating_sub(asked_ms));
-        let status = Exchange::status(&answer);
-        defence.responded_to_message(peer, &info, &normalized, status, came_from, now_ms);
+        let from = CameFrom::of(&head, &answer, now_ms.saturating_sub(asked_ms));
+        let refused = match defence.looks_at_starts() {
+            true => {
+                let client = defence.client(None, peer, &info, now_ms);
+                defence.judge_start(client, &head, &normalized, answer.code(), from, now_ms)
+            }
+            false => None,
+        };
+        if let Some((_, reply)) = refused {
+            core.metrics.requests_policed_total.add(1);
+            return exchange.refused(&head, &reply.unwrap_or(Reply { status: 503, ..Reply::default() }));
+        }
+        defence.responded_to_message(peer, &info, &normalized, answer.code(), from, now_ms);
     }
     exchange.respond(&head, answer, body)
+}
+
+/// A request whose client waits for the answer. Dropped before there is one, the client has given it up.
+struct Awaited<'a> {
+    exchange: &'a Exchange,
+    defence: Option<&'a Defence>,
+    incoming: Incoming<'a>,
+    asked_ms: u64,
+    is_answered: bool,
+}
+
+impl Awaited<'_> {
+    fn answered(mut self) {
+        self.is_answered = true;
+    }
+}
+
+impl Drop for Awaited<'_> {
+    fn drop(&mut self) {
+        if self.is_answered {
+            return;
+        }
+        let Incoming { head, normalized, peer, info, .. } = &self.incoming;
+        let Exchange { core, version, began, .. } = self.exchange;
+        if let Some(defence) = self.defence {
+            let now_ms = core.clock.elapsed_ms();
+            // The upstream works all the same, on what may well be new to the cache.
+            let from = CameFrom::given_up(head, now_ms.saturating_sub(self.asked_ms));
+            defence.responded_to_message(*peer, info, normalized, ResponseView::GIVEN_UP, from, now_ms);
+        }
+        let head = RequestHead { version: *version, ..**head };
+        core.log(*peer, &head, CLIENT_LEFT, Bytes::default(), "none", *began);
+    }
 }
 
 /// What the cache has for a request, or what is asked for.

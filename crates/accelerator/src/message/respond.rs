@@ -65,16 +65,6 @@ impl Exchange {
         whole(out)
     }
 
-    /// The status of an answer, before it is made.
-    pub(crate) fn status(answer: &Answer) -> u16 {
-        match answer {
-            Answer::Stored(hit) => hit.status,
-            Answer::Streamed(streamed) => streamed.status,
-            Answer::File(_) => 200,
-            Answer::Local { status, .. } => *status,
-        }
-    }
-
     fn local(&self, head: &RequestHead<'_>, status: u16, fields: &[u8]) -> Response {
         let (out, bytes) = heads::local_response(&self.core, head, status, fields, true);
         self.account(status, bytes, "none");
@@ -133,7 +123,7 @@ impl Exchange {
         };
         match ended {
             Ok(()) => self.account(status, bytes, label),
-            Err(Aborted) => self.core.metrics.responses_broken_total.add(1),
+            Err(Aborted) => self.broke_off(status, bytes, label),
         }
     }
 
@@ -145,26 +135,36 @@ impl Exchange {
         let bytes = Bytes { head: first.len() as u64, body: end - start };
         let (mut sender, http) = Body::channel();
         tokio::task::spawn_local(async move {
+            let mut at = start;
             let mut sent = sender.send(first.into()).await;
             if sent.is_ok() {
-                sent = send_file(file, start, end, &mut sender).await;
+                sent = send_file(file, &mut at, end, &mut sender).await;
             }
             match sent {
                 Ok(()) => {
                     sender.end();
                     self.account(status, bytes, "file");
                 }
-                Err(Aborted) => self.core.metrics.responses_broken_total.add(1),
+                Err(Aborted) => self.broke_off(status, Bytes { body: at - start, ..bytes }, "file"),
             }
         });
         Response::from_wire(http, Some(bytes.head + bytes.body))
     }
 
     fn account(&self, status: u16, bytes: Bytes, cache: &'static str) {
+        self.with_head(|head| self.core.account(self.peer, head, status, bytes, cache, self.began));
+    }
+
+    /// Counts and logs a response of which only so many bytes were handed on.
+    fn broke_off(&self, status: u16, bytes: Bytes, cache: &'static str) {
+        self.core.metrics.responses_broken_total.add(1);
+        self.with_head(|head| self.core.log(self.peer, head, status, bytes, cache, self.began));
+    }
+
+    fn with_head(&self, tell: impl FnOnce(&RequestHead<'_>)) {
         let mut parser = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
         if let Ok(Progress::Complete { .. }) = parser.parse(&self.head) {
-            let head = RequestHead { version: self.version, ..parser.head(&self.head) };
-            self.core.account(self.peer, &head, status, bytes, cache, self.began);
+            tell(&RequestHead { version: self.version, ..parser.head(&self.head) });
         }
     }
 }
@@ -191,8 +191,9 @@ async fn download(
         if chunked {
             out.extend_from_slice(b"\r\n");
         }
-        *sent_bytes += out.len() as u64;
+        let length = out.len() as u64;
         sender.send(out.into()).await?;
+        *sent_bytes += length;
     }
     if chunked {
         let mut out = Vec::new();
@@ -204,13 +205,14 @@ async fn download(
     Ok(())
 }
 
-async fn send_file(file: OpenFile, start: u64, end: u64, sender: &mut BodySender) -> Result<(), Aborted> {
+/// Sends what is between `at`, which says how far it got, and `end`.
+async fn send_file(file: OpenFile, at: &mut u64, end: u64, sender: &mut BodySender) -> Result<(), Aborted> {
     let file = Arc::new(file.file);
-    let mut at = start;
-    while at < end {
-        let piece = serve::read_piece(&file, at, end).await.map_err(|_| Aborted)?;
-        at += piece.len() as u64;
+    while *at < end {
+        let piece = serve::read_piece(&file, *at, end).await.map_err(|_| Aborted)?;
+        let length = piece.len() as u64;
         sender.send(piece.into()).await?;
+        *at += length;
     }
     Ok(())
 }

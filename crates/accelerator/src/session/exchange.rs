@@ -26,15 +26,13 @@ use crate::session::respond::{self, ClientFraming, FileForm};
 use crate::session::transmit::{self, RateWatch, Source, Unsent};
 use crate::session::{Connection, Request};
 use crate::static_files::serve::{self, OpenFile};
+use crate::telemetry::access_log::CLIENT_LEFT;
 use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.
 const TUNNEL_BYTES: usize = 16 * 1024;
 /// How often a held connection looks whether the server is to end.
 const DRAIN_LOOK: std::time::Duration = std::time::Duration::from_millis(500);
-
-/// The status in the log of a request whose client left before any response to it had begun; nginx's.
-const CLIENT_LEFT: u16 = 499;
 
 /// What has been sent of a response, for the log if it ends early.
 struct Progress {

@@ -18,6 +18,9 @@ use tidegate_http::Version;
 use crate::settings::{AccessLog, LogFormat};
 use crate::telemetry::metrics::CoreMetrics;
 
+/// The status of a request whose client left before any response to it had begun; nginx's.
+pub(crate) const CLIENT_LEFT: u16 = 499;
+
 /// Bytes a core gathers before it hands them on.
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Buffers that may wait for the writer.
