@@ -1,7 +1,7 @@
 //! HTTP/2 to clients: streams are requests like those of HTTP/1, and what costs the server much is ended.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::Write;
 use std::time::Duration;
 
@@ -508,4 +508,31 @@ fn what_clients_send_does_not_fill_the_log() {
         let _ = tokio::io::AsyncReadExt::read_to_end(&mut tls, &mut Vec::new()).await;
     });
     assert!(!site.tidegate.output().contains("PING"), "{}", site.tidegate.output());
+}
+
+#[test]
+fn early_hints_come_before_the_response() {
+    let certificate = Certificate::of(&["a.example"]);
+    let gate = Gate::default();
+    let door = gate.clone();
+    let origin = Origin::start(move |_| {
+        let door = door.clone();
+        Reply::script(move |stream| {
+            stream
+                .write_all(b"HTTP/1.1 103 Early Hints\r\nLink: </a.css>\r\nConnection: x\r\nX: y\r\n\r\n")?;
+            door.pass();
+            stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\nx")
+        })
+    });
+    let site = site(&certificate, &origin);
+    run(async {
+        let mut client = Client::connect(&site, &certificate).await;
+        let mut response = client.send(get("/a")).await;
+        let hints = poll_fn(|context| response.poll_informational(context)).await.unwrap().unwrap();
+        assert_eq!((hints.status().as_u16(), field(&hints, "link").as_str()), (103, "</a.css>"));
+        assert_eq!(hints.headers().len(), 1, "{hints:?}");
+        gate.open();
+        let (response, content, _) = whole(response.await.unwrap()).await.unwrap();
+        assert_eq!((response.status().as_u16(), content.as_slice()), (200, &b"x"[..]));
+    });
 }

@@ -1,6 +1,7 @@
 //! One stream: a request and its response (RFC 9113 §8.1).
 
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -11,10 +12,14 @@ use http::{Request, Response, StatusCode, header};
 use tidegate_core::hooks::Slow;
 use tidegate_dhttp::driver::{self, Arrival, Body, BodySender};
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Fields, Method};
+use tokio::sync::mpsc;
 
 use crate::http2::{Shared, heads};
 use crate::message::{self, From, Whose};
 use crate::session::allowance::Allowance;
+
+/// Interim responses of a stream that wait to be sent.
+const INTERIM_RESPONSES: usize = 16;
 
 /// Counts a stream among those of its connection.
 struct Open(Rc<Shared>);
@@ -108,22 +113,40 @@ async fn answer(
     };
     let arrival = Arrival { client: shared.client.peer(), local: None, server: None };
     let request = driver::Request { arrival, head: head.into(), body };
+    let (sender, mut interim) = mpsc::channel(INTERIM_RESPONSES);
     let from = From {
         local: shared.local,
         whose: Whose::Proved,
         is_encrypted: shared.client.is_encrypted(),
         is_http2: true,
+        interim: Some(sender),
     };
-    let response = tokio::select! {
-        // For what is cancelled by now nothing is begun.
-        biased;
-        _ = poll_fn(|context| respond.poll_reset(context)) => {
-            shared.core.metrics.clients_gone_total.add(1);
-            return Err(Ended::Cancelled);
+    let mut answer = pin!(message::answer(Rc::clone(&shared.core), from, request));
+    let response = loop {
+        tokio::select! {
+            // For what is cancelled by now nothing is begun.
+            biased;
+            _ = poll_fn(|context| respond.poll_reset(context)) => {
+                shared.core.metrics.clients_gone_total.add(1);
+                return Err(Ended::Cancelled);
+            }
+            Some(head) = interim.recv() => send_interim(shared, respond, head.into())?,
+            response = &mut answer => break response,
         }
-        response = message::answer(Rc::clone(&shared.core), from, request) => response,
     };
+    while let Ok(head) = interim.try_recv() {
+        send_interim(shared, respond, head.into())?;
+    }
     deliver(shared, respond, response.into_wire(), method).await
+}
+
+/// Sends what comes before a response (RFC 9113 §8.1), unless HTTP/2 has no form for it.
+fn send_interim(shared: &Shared, respond: &mut SendResponse<Bytes>, head: Bytes) -> Result<(), h2::Error> {
+    if let Some(interim) = heads::read_response(&head, Method::Get) {
+        respond.send_informational(interim.head)?;
+        shared.core.metrics.responses_1xx_total.add(1);
+    }
+    Ok(())
 }
 
 /// Hands a request's content on as somebody takes it, from a client that keeps up the minimum rate.

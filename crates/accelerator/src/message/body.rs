@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 use tidegate_dhttp::driver::Body;
+use tidegate_http::ResponseHead;
+use tokio::sync::mpsc;
 
+use crate::cache::fill;
 use crate::upstream::{BodyReadError, RequestBody};
 
 /// A request body on its way in. The transport holds the client to the minimum rate.
@@ -15,11 +18,14 @@ pub(crate) struct UploadedBody {
     limit: u64,
     untouched: bool,
     ended: bool,
+    interim: Option<mpsc::Sender<Vec<u8>>>,
 }
 
 impl UploadedBody {
-    pub(crate) fn new(body: Body, limit: u64) -> Self {
-        Self { body, piece: Bytes::new(), ahead: None, received: 0, limit, untouched: true, ended: false }
+    /// Of at most `limit` bytes. Interim responses that come meanwhile are put into `interim`.
+    pub(crate) fn new(body: Body, limit: u64, interim: Option<mpsc::Sender<Vec<u8>>>) -> Self {
+        let (piece, ahead) = (Bytes::new(), None);
+        Self { body, piece, ahead, received: 0, limit, untouched: true, ended: false, interim }
     }
 }
 
@@ -55,6 +61,15 @@ impl RequestBody for UploadedBody {
 
     fn put_back(&mut self, bytes: Vec<u8>) {
         self.ahead = Some(Bytes::from(bytes)).filter(|bytes| !bytes.is_empty());
+    }
+
+    /// Whoever has no room for it does without: it is a hint. 100 (Continue) has been said already.
+    fn informational(&mut self, head: &ResponseHead<'_>) {
+        if let Some(interim) = self.interim.as_ref().filter(|_| head.status != 100) {
+            let mut bytes = Vec::with_capacity(256);
+            fill::write_informational(head, &mut bytes);
+            let _ = interim.try_send(bytes);
+        }
     }
 
     fn is_replayable(&self) -> bool {

@@ -44,7 +44,7 @@ pub(crate) enum Whose {
 }
 
 /// Where a request comes from.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(crate) struct From {
     /// This end.
     pub local: SocketAddr,
@@ -53,6 +53,8 @@ pub(crate) struct From {
     pub is_encrypted: bool,
     /// Whether it came by HTTP/2.
     pub is_http2: bool,
+    /// Where interim responses go, each as a head of HTTP/1.1, if the transport has a form for them.
+    pub interim: Option<mpsc::Sender<Vec<u8>>>,
 }
 
 /// Answers what the process's own transports ask, and judges what they tell of.
@@ -66,7 +68,7 @@ pub(crate) async fn answer_inside(
             Inner::Request(InnerRequest { request, local, proved, answer: answered }) => {
                 let core = Rc::clone(&core);
                 let whose = if proved { Whose::Told } else { Whose::Unproved };
-                let from = From { local, whose, is_encrypted: false, is_http2: false };
+                let from = From { local, whose, is_encrypted: false, is_http2: false, interim: None };
                 tokio::task::spawn_local(async move {
                     // Who asked may have gone.
                     let _ = answered.send(answer(core, from, request).await.into_wire());
@@ -103,7 +105,7 @@ fn judge_told(core: &DataCore, Told { head: bytes, client }: &Told, refused: &Re
 
 /// Answers a request that the cache alone could not, or whose answer is long.
 pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> Response {
-    let From { local, whose, is_encrypted, is_http2 } = from;
+    let From { local, whose, is_encrypted, is_http2, interim } = from;
     let began = Instant::now();
     let plan = core.plan();
     let mut parser = RequestParser::new(plan.limits.head);
@@ -123,7 +125,7 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
     };
     core.metrics.requests_total.add(1);
     let peer = request.arrival.client.ip().to_canonical();
-    let mut body = UploadedBody::new(request.body, plan.limits.body_bytes);
+    let mut body = UploadedBody::new(request.body, plan.limits.body_bytes, interim);
     let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
     let info = ClientInfo::of(&plan, &head, peer, is_encrypted);
     let asked_ms = core.clock.elapsed_ms();
