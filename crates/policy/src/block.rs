@@ -97,7 +97,8 @@ impl BlockList {
         }
         if self.prefixes.len() >= self.max_prefixes && !self.prefixes.contains_key(&prefix) {
             self.sweep(now_ns);
-            if self.prefixes.len() >= self.max_prefixes && self.evict_prefixes() == 0 {
+            self.evict_prefixes();
+            if self.prefixes.len() >= self.max_prefixes {
                 return Err(BlockListError::PrefixesFull { max: self.max_prefixes });
             }
         }
@@ -237,13 +238,12 @@ impl BlockList {
         self.evicted
     }
 
-    /// Expired entries go first; then the least recently hit hundredth, so that the search pays for many insertions.
+    /// Expired entries go first; then the least recently hit, until a hundredth of the list is free: one search pays for many
+    /// insertions, even where entries expire one by one.
     fn make_room(&mut self, now_ns: u64) {
-        if self.sweep(now_ns) > 0 && self.addresses.len() < self.max_addresses {
-            return;
-        }
+        self.sweep(now_ns);
         let by_age = self.addresses.iter().map(|(address, entry)| (entry.last_hit_ns, *address)).collect();
-        for (_, address) in oldest(by_age, self.max_addresses) {
+        for (_, address) in oldest(by_age, missing(self.addresses.len(), self.max_addresses)) {
             self.addresses.remove(&address);
             self.evicted += 1;
         }
@@ -254,16 +254,14 @@ impl BlockList {
         self.prefixes.iter().filter(|(prefix, entry)| gives_way(prefix, entry.expires_ns))
     }
 
-    /// Of these the least recently hit go, a hundredth of what there may be; how many.
-    fn evict_prefixes(&mut self) -> usize {
+    /// Of these the least recently hit go, until a hundredth of what there may be is free.
+    fn evict_prefixes(&mut self) {
         let by_age = self.passing().map(|(prefix, entry)| (entry.last_hit_ns, *prefix)).collect();
-        let victims = oldest(by_age, self.max_prefixes);
-        for (_, prefix) in &victims {
-            self.forget(prefix);
-            self.reasons.remove(prefix);
+        for (_, prefix) in oldest(by_age, missing(self.prefixes.len(), self.max_prefixes)) {
+            self.forget(&prefix);
+            self.reasons.remove(&prefix);
+            self.evicted += 1;
         }
-        self.evicted += victims.len() as u64;
-        victims.len()
     }
 }
 
@@ -275,13 +273,17 @@ pub fn gives_way(prefix: &IpPrefix, expires_ns: Option<u64>) -> bool {
     is_host && expires_ns.is_some_and(|expires_ns| expires_ns < u64::MAX)
 }
 
-/// The first of `by_age`, as many as a hundredth of `max`, so that one search pays for many insertions.
-fn oldest<K: Ord>(mut by_age: Vec<(u64, K)>, max: usize) -> Vec<(u64, K)> {
-    let victims = (max / 100).max(1);
-    if by_age.len() > victims {
+/// How many of `count` have to go for a hundredth of `max` to be free, or for one place at least.
+fn missing(count: usize, max: usize) -> usize {
+    (count + (max / 100).max(1)).saturating_sub(max)
+}
+
+/// So many of the first of `by_age`.
+fn oldest<K: Ord>(mut by_age: Vec<(u64, K)>, victims: usize) -> Vec<(u64, K)> {
+    if victims > 0 && by_age.len() > victims {
         by_age.select_nth_unstable(victims - 1);
-        by_age.truncate(victims);
     }
+    by_age.truncate(victims);
     by_age
 }
 
@@ -429,6 +431,21 @@ mod tests {
         assert!(list.hit(address("10.0.0.2"), 1002));
         list.add(prefix("10.0.0.0/8"), None, 0).unwrap();
         assert_eq!(list.add(prefix("11.0.0.0/8"), None, 0), Err(BlockListError::PrefixesFull { max: 1 }));
+    }
+
+    #[test]
+    fn full_list_whose_entries_expire_one_by_one_is_searched_once_for_many_insertions() {
+        let single = |n: u32| IpPrefix::new(std::net::Ipv4Addr::from(n).into(), 32).unwrap();
+        let network = |n: u32| prefix(&format!("2001:db8:0:{n:x}::/64"));
+        for of in [&single as &dyn Fn(u32) -> IpPrefix, &network] {
+            let mut list = BlockList::new(1_000, 1_000);
+            for n in 0..1_000_u32 {
+                list.add(of(n), Some(u64::from(n) + 10), 0).unwrap();
+            }
+            list.add(of(5_000), None, 10).unwrap();
+            assert_eq!(list.len(), 991, "nine more need no search");
+            assert_eq!(list.evicted(), 9, "one had expired");
+        }
     }
 
     #[test]
