@@ -131,7 +131,8 @@ impl Origin {
         Self::start_at(SocketAddr::from(([127, 0, 0, 1], free_port())), handler)
     }
 
-    /// Starts an origin that answers `answer 1`, `answer 2` and so on, with these fields: a second answer differs from the first.
+    /// Starts an origin that answers `answer 1`, `answer 2` and so on, with these fields: a second answer differs from
+    /// the first.
     pub fn counting(fields: &'static [(&'static str, &'static str)]) -> Self {
         let count = AtomicUsize::new(0);
         Self::start(move |_| {

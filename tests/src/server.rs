@@ -193,7 +193,8 @@ impl Tidegate {
         kill_process(Pid::from_raw(self.pid() as i32).unwrap(), signal).unwrap();
     }
 
-    /// Stops it until SIGCONT. On another processor a thread runs on for a moment after the signal; none does after this.
+    /// Stops it until SIGCONT. On another processor a thread runs on for a moment after the signal; none does after
+    /// this.
     pub fn stop(&self) {
         self.signal(Signal::STOP);
         let threads = format!("/proc/{}/task", self.pid());

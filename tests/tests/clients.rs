@@ -1,5 +1,5 @@
-//! What arrives in shapes that an edge-triggered event loop could lose: more than one read takes, exactly as much as one
-//! read takes, an end together with the last request, and from many clients at once.
+//! What arrives in shapes that an edge-triggered event loop could lose: more than one read takes, exactly as much as
+//! one read takes, an end together with the last request, and from many clients at once.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::{Read, Write};
@@ -108,8 +108,8 @@ fn request_that_arrives_while_another_is_answered_is_answered_next() {
     assert_eq!(client.response().text(), "fast");
 }
 
-/// Answers that a client with `flood` in the kernel's buffers gets before another one's only request is answered, which came
-/// after all of that; and the bytes that the kernel took.
+/// Answers that a client with `flood` in the kernel's buffers gets before another one's only request is answered, which
+/// came after all of that; and the bytes that the kernel took.
 fn answered_before_another(flood: &[u8]) -> (usize, usize) {
     let log = "workers = 1\n[log]\naccess = \"@DIR@/access.log\"";
     let (_origin, server) = site_with(log);

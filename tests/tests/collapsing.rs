@@ -125,7 +125,8 @@ fn an_answer_is_for_one_request_by_its_own_fault_those_who_wait_still_wait_for_e
     }
 }
 
-/// An origin that answers the request with X-First once the gate is open, and others only if four of them are there at once.
+/// An origin that answers the request with X-First once the gate is open, and others only if four of them are there at
+/// once.
 fn of_four_at_once(reply: impl Fn() -> Reply + Send + Sync + 'static) -> (Origin, Gate) {
     let (gate, all_ask) = (Gate::default(), Barrier::new(4));
     let held = gate.clone();

@@ -357,8 +357,8 @@ fn a_file_has_one_path_whatever_stands_encoded_in_it() {
 /// Has room for files of an eighth of it.
 const LARGE_CACHE: &str = "memory = \"512MiB\"\n";
 
-/// Requests a large file until it is sent from its own pages. What sendfile takes from a file counts as read, a copy of the cache's
-/// does not; but what is read into the cache does, so that several in a row count.
+/// Requests a large file until it is sent from its own pages. What sendfile takes from a file counts as read, a copy of
+/// the cache's does not; but what is read into the cache does, so that several in a row count.
 fn open(site: &Site, name: &str) {
     let length = fs::metadata(site.path(name)).unwrap().len();
     let is_sent_from_file = || {

@@ -11,8 +11,8 @@ use std::sync::{Arc, mpsc};
 use tempfile::TempDir;
 use tidegate_e2e::{Builder, Client, Origin, Process, Reply, Tidegate, content, eventually, free_port};
 
-/// Debian's ICAP server on a port of its own, with three services: `echo` changes nothing, `url_check` refuses URLs with
-/// `/forbidden`, `srv_content_filtering` refuses and changes responses.
+/// Debian's ICAP server on a port of its own, with three services: `echo` changes nothing, `url_check` refuses URLs
+/// with `/forbidden`, `srv_content_filtering` refuses and changes responses.
 struct CIcap {
     port: u16,
     directory: TempDir,

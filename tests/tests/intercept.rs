@@ -1,5 +1,5 @@
-//! An interception cache for DHTTP, or a NAT, on a router between a client and a server. Needs root: each test has network
-//! namespaces of its own, which end with it.
+//! An interception cache for DHTTP, or a NAT, on a router between a client and a server. Needs root: each test has
+//! network namespaces of its own, which end with it.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::Write;

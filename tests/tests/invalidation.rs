@@ -1,4 +1,5 @@
-//! What is stored no longer once it is purged or an unsafe request has changed it (RFC 9111 §4.4), responses on their way included.
+//! What is stored no longer once it is purged or an unsafe request has changed it (RFC 9111 §4.4), responses on their
+//! way included.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::Write;

@@ -1,5 +1,5 @@
-//! `kill -9` at random instants under load: no wrong byte is ever served, nothing comes back that was replaced, and every
-//! start succeeds and finds what was stored.
+//! `kill -9` at random instants under load: no wrong byte is ever served, nothing comes back that was replaced, and
+//! every start succeeds and finds what was stored.
 //!
 //! `TIDEGATE_KILL_ROUNDS` sets the number of rounds (`make soak`).
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]

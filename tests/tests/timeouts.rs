@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use tidegate_e2e::{Client, Origin, Reply, Tidegate, content, eventually, within};
 
-/// Two servers that differ in these limits alone: one soon gives up, the other has all the time in the world. A client of
-/// the second that waits since before the first one's do is still served when the first has given up on two, one after the
-/// other: so it is the configured limit that acts, and not one that both have.
+/// Two servers that differ in these limits alone: one soon gives up, the other has all the time in the world. A client
+/// of the second that waits since before the first one's do is still served when the first has given up on two, one
+/// after the other: so it is the configured limit that acts, and not one that both have.
 fn impatient_and_patient(origin: &Origin, keys: &[&str]) -> [Tidegate; 2] {
     ["1s", "1h"].map(|limit| {
         let limits: String = keys.iter().map(|key| format!("{key} = \"{limit}\"\n")).collect();

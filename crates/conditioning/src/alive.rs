@@ -3,8 +3,8 @@
 use rustix::event::{PollFd, PollFlags};
 use rustix::process::{Pid, PidfdFlags};
 
-/// Whether a process has not ended yet. Its parent need not have collected it: until then its number is taken, and signals to
-/// it lead nowhere without an error.
+/// Whether a process has not ended yet. Its parent need not have collected it: until then its number is taken, and
+/// signals to it lead nowhere without an error.
 pub fn is_alive(process: u32) -> bool {
     let Some(pid) = i32::try_from(process).ok().and_then(Pid::from_raw) else { return false };
     match rustix::process::pidfd_open(pid, PidfdFlags::empty()) {

@@ -1,5 +1,6 @@
-//! Connections that are over while their client still sends the content of its request. To close them would turn what comes
-//! next into a reset, which may destroy the response before the client has read it (RFC 9112 §9.6): it is thrown away for a while.
+//! Connections that are over while their client still sends the content of its request. To close them would turn what
+//! comes next into a reset, which may destroy the response before the client has read it (RFC 9112 §9.6): it is thrown
+//! away for a while.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};

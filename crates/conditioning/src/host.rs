@@ -192,8 +192,8 @@ struct Host {
 
 type Flow = std::ops::ControlFlow<()>;
 
-/// Runs filters, in order, in this process's place until the chain is gone; the next program may have `window_bytes` unread
-/// when it is handed more.
+/// Runs filters, in order, in this process's place until the chain is gone; the next program may have `window_bytes`
+/// unread when it is handed more.
 ///
 /// # Errors
 /// There is no place in a chain, or a system call failed.
@@ -272,7 +272,8 @@ impl Host {
         Flow::Continue(())
     }
 
-    /// Whether another request may be taken: a filter without an order of its own leaves waiting to those that have one.
+    /// Whether another request may be taken: a filter without an order of its own leaves waiting to those that have
+    /// one.
     fn has_room(&self) -> bool {
         self.held.len() < self.most && (self.row.holds() || self.passing.is_empty())
     }

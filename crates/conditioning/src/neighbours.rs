@@ -26,8 +26,8 @@ pub mod environment {
     pub const LEDGER: &str = "TIDEGATE_CC_LEDGER";
     /// The address and port that an unmodified server is expected to listen on; read by the preload library.
     pub const SERVER_ADDRESS: &str = "TIDEGATE_CC_ADDRESS";
-    /// Which descriptors stand for the listening sockets of a server that has several, and where each listens: what a program
-    /// learns of those that it inherits.
+    /// Which descriptors stand for the listening sockets of a server that has several, and where each listens: what a
+    /// program learns of those that it inherits.
     pub const LISTENERS: &str = "TIDEGATE_CC_LISTENERS";
     /// On which terms the preload library may keep a connection for its next request; absent: on none.
     pub const LINGER: &str = "TIDEGATE_CC_LINGER";
@@ -206,8 +206,9 @@ impl Place {
         }
     }
 
-    /// Which requests a process of the server has received, and neither claimed nor handed back (see [`Receipts`]): they are to be
-    /// handed again. `handed` are those that were handed on, with their numbers and whether that was done more than once.
+    /// Which requests a process of the server has received, and neither claimed nor handed back (see [`Receipts`]):
+    /// they are to be handed again. `handed` are those that were handed on, with their numbers and whether that was
+    /// done more than once.
     pub fn lost(&self, handed: impl Iterator<Item = (Id, u64, bool)> + Clone, now: Instant) -> Vec<Id> {
         if !self.is_last {
             return Vec::new();
@@ -236,8 +237,8 @@ pub struct LauncherGone;
 pub const TICK: Duration = Duration::from_secs(1);
 const KEY_TICK: u64 = u64::MAX - (1 << 20);
 
-/// An epoll set with a clock that ticks: a timeout of each wait would have the kernel set and clear a timer for each, which
-/// costs a virtual machine more than the wait.
+/// An epoll set with a clock that ticks: a timeout of each wait would have the kernel set and clear a timer for each,
+/// which costs a virtual machine more than the wait.
 pub struct Poller {
     epoll: OwnedFd,
     clock: OwnedFd,
@@ -337,8 +338,8 @@ impl Downstream {
         Ok(Self { key, waits: false })
     }
 
-    /// Says whether something waits to be handed on. Edge-triggered, "writable" is then reported each time the neighbour
-    /// takes a bundle.
+    /// Says whether something waits to be handed on. Edge-triggered, "writable" is then reported each time the
+    /// neighbour takes a bundle.
     ///
     /// # Errors
     /// As epoll_ctl(2).
@@ -353,8 +354,8 @@ impl Downstream {
     }
 }
 
-/// Allows this process as many descriptors as the administrator does, not as few as programs with select(2) can bear: each connection is
-/// one, or more. Returns the limit that it had.
+/// Allows this process as many descriptors as the administrator does, not as few as programs with select(2) can bear:
+/// each connection is one, or more. Returns the limit that it had.
 pub(crate) fn raise_descriptor_limit() -> Rlimit {
     let files = rustix::process::getrlimit(Resource::Nofile);
     let _ = rustix::process::setrlimit(Resource::Nofile, Rlimit { current: files.maximum, ..files });
@@ -367,8 +368,8 @@ pub fn monotonic_ns() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Says a line on standard error in one piece: the processes of a chain share it. Where the program has a form for such lines, it
-/// is in that form.
+/// Says a line on standard error in one piece: the processes of a chain share it. Where the program has a form for such
+/// lines, it is in that form.
 pub(crate) fn say(line: &str) {
     if tracing::dispatcher::has_been_set() {
         return tracing::info!("{line}");
@@ -386,8 +387,8 @@ pub fn answer(socket: BorrowedFd<'_>, status: u16, extra_fields: &str) {
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Write);
 }
 
-/// Takes off what the client sent, up to 256 KiB: unread bytes would turn the close into a reset, which destroys what the
-/// client has not received yet.
+/// Takes off what the client sent, up to 256 KiB: unread bytes would turn the close into a reset, which destroys what
+/// the client has not received yet.
 pub(crate) fn discard_unread(socket: BorrowedFd<'_>) -> Sent {
     let mut sink = [0u8; 4096];
     let mut sent = Sent::Nothing;

@@ -1,6 +1,6 @@
-//! Where plain messages end, at a fraction of what the parsers take: those whose framing (RFC 9112 §6) is said once, by a
-//! Content-Length or by nothing. Everything else has no answer here, and the parsers are asked. An answer is never another
-//! than theirs; but what is malformed beside the framing may have one.
+//! Where plain messages end, at a fraction of what the parsers take: those whose framing (RFC 9112 §6) is said once, by
+//! a Content-Length or by nothing. Everything else has no answer here, and the parsers are asked. An answer is never
+//! another than theirs; but what is malformed beside the framing may have one.
 
 use crate::keeper::whole::Whole;
 use crate::wire::flags;
@@ -103,8 +103,8 @@ fn number(digits: &[u8]) -> Option<u64> {
         .try_fold(0, |number, digit| digit.is_ascii_digit().then(|| number * 10 + u64::from(digit - b'0')))
 }
 
-/// Gives each line after the first to `field`, up to the empty one; where the head ends. None of them is empty or starts with
-/// anything but a letter, and all end in CRLF and have no other CR or LF.
+/// Gives each line after the first to `field`, up to the empty one; where the head ends. None of them is empty or
+/// starts with anything but a letter, and all end in CRLF and have no other CR or LF.
 fn fields(bytes: &[u8], mut field: impl FnMut(&[u8]) -> Option<()>) -> Option<usize> {
     let mut at = 0;
     for number in 0..=MOST_FIELDS + 1 {

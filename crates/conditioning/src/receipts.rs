@@ -1,28 +1,30 @@
-//! Which of the requests that were handed to the server somebody has received, and whether they have been claimed since.
+//! Which of the requests that were handed to the server somebody has received, and whether they have been claimed
+//! since.
 //!
-//! A process of the server receives a request by one system call and claims it by the next instructions. One that is killed in
-//! between would take the request with it, and one that is stopped there keeps it until it goes on. Nobody else knows of
-//! it: the link does not have it any more, and the ledger says that no process has it. So the last filter looks now and
-//! then: what had been received at one look and is unclaimed at the next is handed again. Should its first receiver claim
-//! it after all, the ledger lets one of them win.
+//! A process of the server receives a request by one system call and claims it by the next instructions. One that is
+//! killed in between would take the request with it, and one that is stopped there keeps it until it goes on. Nobody
+//! else knows of it: the link does not have it any more, and the ledger says that no process has it. So the last filter
+//! looks now and then: what had been received at one look and is unclaimed at the next is handed again. Should its
+//! first receiver claim it after all, the ledger lets one of them win.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use crate::neighbours::TICK;
 
-/// Looks that follow each other sooner say nothing: a filter that was held up finds its ticks late, and close together. What is
-/// received is claimed within microseconds; this is for processes that wait for a processor.
+/// Looks that follow each other sooner say nothing: a filter that was held up finds its ticks late, and close together.
+/// What is received is claimed within microseconds; this is for processes that wait for a processor.
 const APART: Duration = Duration::from_millis(TICK.as_millis() as u64 / 2);
 
-/// What the last filter of a chain knows of what it handed on. The requests are numbered in the order in which they were.
+/// What the last filter of a chain knows of what it handed on. The requests are numbered in the order in which they
+/// were.
 #[derive(Debug, Default)]
 pub struct Receipts {
     handed: Cell<u64>,
     /// Up to this number, all had been received at the last look.
     received: Cell<u64>,
-    /// Whether the link has been seen empty: before, what an earlier process of this filter handed on may be unread, and a claim
-    /// does not tell which copy was received.
+    /// Whether the link has been seen empty: before, what an earlier process of this filter handed on may be unread,
+    /// and a claim does not tell which copy was received.
     has_been_empty: Cell<bool>,
     looked: Cell<Option<Instant>>,
 }
@@ -34,9 +36,10 @@ impl Receipts {
         self.handed.get()
     }
 
-    /// A look at the link, of which nothing `is_unread` or something is, when the last of those that have been claimed has the
-    /// number `claimed`: of those that were handed on only once, because of the others it may be an earlier copy. Returns up to which number requests had been received at the look before: those of them that are
-    /// unclaimed are to be handed again.
+    /// A look at the link, of which nothing `is_unread` or something is, when the last of those that have been claimed
+    /// has the number `claimed`: of those that were handed on only once, because of the others it may be an earlier
+    /// copy. Returns up to which number requests had been received at the look before: those of them that are unclaimed
+    /// are to be handed again.
     pub fn look(&self, is_unread: bool, claimed: u64, now: Instant) -> u64 {
         if self.looked.get().is_some_and(|looked| now.saturating_duration_since(looked) < APART) {
             return 0;

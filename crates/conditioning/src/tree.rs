@@ -16,8 +16,8 @@ pub type Ticket = u64;
 /// Items ordered by the address that they belong to.
 ///
 /// Levels exist only where distinct addresses share a subtree: a node with one address is a leaf at any depth. Empty
-/// leaves remain, because they remember how recently their address was served, until the tree has more than its greatest
-/// number of nodes; then the empty subtrees are pruned.
+/// leaves remain, because they remember how recently their address was served, until the tree has more than its
+/// greatest number of nodes; then the empty subtrees are pruned.
 #[derive(Debug)]
 pub struct AddressTree<T> {
     nodes: Vec<Node<T>>,

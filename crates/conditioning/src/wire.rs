@@ -1,4 +1,5 @@
-//! The filter protocol's datagrams: a view of received bytes, and values to write. Normative text: docs/protocol/filter.md.
+//! The filter protocol's datagrams: a view of received bytes, and values to write. Normative text:
+//! docs/protocol/filter.md.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -37,8 +38,8 @@ pub mod flags {
     pub const PERSISTENT: u16 = 4;
     /// The request's method is HEAD: its response has no content.
     pub const HEAD_METHOD: u16 = 8;
-    /// The response may change the connection's protocol (101 to `Upgrade`, 2xx to CONNECT): from then on it is the server's,
-    /// and ends with its close.
+    /// The response may change the connection's protocol (101 to `Upgrade`, 2xx to CONNECT): from then on it is the
+    /// server's, and ends with its close.
     pub const FINAL: u16 = 16;
     /// All flags that version 1 knows.
     pub const KNOWN: u16 = 31;

@@ -1,4 +1,5 @@
-//! What lies beyond the end of a request is the filters', in whichever way a server reads, and whatever the request asks for.
+//! What lies beyond the end of a request is the filters', in whichever way a server reads, and whatever the request
+//! asks for.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -227,8 +228,8 @@ fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
                 echoes(&mut client, status, early);
             }
         }
-        // Other requests than the filters see are none of the server's, whether the client asked for nothing else or for one of
-        // several; nor is anything where it asked for nothing.
+        // Other requests than the filters see are none of the server's, whether the client asked for nothing else or
+        // for one of several; nor is anything where it asked for nothing.
         let both = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c, echo").into_bytes();
         let only = String::from_utf8(upgrade("/h2c")).unwrap().replace("echo", "h2c").into_bytes();
         for request in [both, only, get("/h2c"), get("/")] {
@@ -243,7 +244,8 @@ fn a_connection_that_changes_its_protocol_is_the_servers_from_then_on() {
         assert_eq!(client.response(false).body, b"no\n");
         assert_eq!(client.response(false).body, b"no\n");
         echoes(&mut client, 101, b"");
-        // A server that is no proxy takes CONNECT for a request like any other, and so what comes behind it: the filters see it.
+        // A server that is no proxy takes CONNECT for a request like any other, and so what comes behind it: the
+        // filters see it.
         let mut client = chain.client();
         for request in [connect("ordinary:1"), get("/no"), connect("ordinary:1"), get("/no")] {
             client.send(&request);

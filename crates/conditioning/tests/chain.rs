@@ -284,8 +284,8 @@ fn a_launcher_that_is_killed_takes_its_filters_and_the_server_with_it() {
     });
 }
 
-/// Keep-alive clients that count what they get; `kill -9` in between, of every filter but the first, so many times each.
-/// `TIDEGATE_KILL_ROUNDS=100` is the whole run.
+/// Keep-alive clients that count what they get; `kill -9` in between, of every filter but the first, so many times
+/// each. `TIDEGATE_KILL_ROUNDS=100` is the whole run.
 #[test]
 fn filters_that_are_killed_under_load_cost_no_response() {
     let site = Site::new();
@@ -373,8 +373,8 @@ fn filters_that_share_a_process_do_what_they_do_alone_and_may_be_killed_together
     chain.stop();
 }
 
-/// Of the first filter, only clients whose request had not arrived whole may notice: those are told by their connection's
-/// end, and none gets a wrong answer.
+/// Of the first filter, only clients whose request had not arrived whole may notice: those are told by their
+/// connection's end, and none gets a wrong answer.
 #[test]
 fn the_first_filter_killed_under_load_loses_only_what_had_not_arrived() {
     let site = Site::new();

@@ -11,7 +11,8 @@ const CHAIN: &[&str] = &["package", "persist", "normalize"];
 /// Of no filter's seeing.
 const INNER: &str = "GET /inner HTTP/1.1\r\nHost: test\r\n\r\n";
 
-/// Content that is requests to whoever takes it for that, in each framing; of the greater lengths, not all is waited for.
+/// Content that is requests to whoever takes it for that, in each framing; of the greater lengths, not all is waited
+/// for.
 fn requests_with_content() -> Vec<Vec<u8>> {
     let mut requests = vec![];
     for content in [INNER.to_owned(), INNER.repeat(20) + &"z".repeat(20_000), INNER.repeat(10_000)] {
@@ -85,8 +86,8 @@ fn content_that_a_server_does_not_read_is_not_its_next_request() {
     }
 }
 
-/// Where the server was told of the end in vain (RFC 9112 §9.6), nobody can take back what it has read together with the head. But
-/// its answers to that reach nobody, and what it has not read is thrown away.
+/// Where the server was told of the end in vain (RFC 9112 §9.6), nobody can take back what it has read together with
+/// the head. But its answers to that reach nobody, and what it has not read is thrown away.
 #[test]
 fn content_that_a_server_takes_for_its_next_request_has_no_response_even_if_it_goes_on() {
     let (chain, _site) = compiled("ignores.c", &[], "deaf", CHAIN);

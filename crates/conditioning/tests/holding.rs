@@ -21,8 +21,8 @@ fn text(mut client: Client) -> String {
     String::from_utf8(client.response(false).body).unwrap()
 }
 
-/// The byte stood in the way of a look at what the server might read: whoever waited for it was told again and again that
-/// something was there.
+/// The byte stood in the way of a look at what the server might read: whoever waited for it was told again and again
+/// that something was there.
 #[test]
 fn an_urgent_byte_is_one_of_the_content_and_keeps_nobody_busy() {
     for flags in [&[][..], &["-static"]] {

@@ -268,7 +268,8 @@ fn content_goes_by_the_filters_which_say_that_it_is_the_last() {
     }
 }
 
-/// Serves the clients that it has before it accepts another, for 20 ms each. The answer says which request of its connection it was.
+/// Serves the clients that it has before it accepts another, for 20 ms each. The answer says which request of its
+/// connection it was.
 const PREFERS_ITS_OWN: &str = "
 import select, socket, time
 listener = socket.create_server(('127.0.0.1', PORT))
@@ -425,8 +426,9 @@ fn processes_that_wait_for_one_connection_read_its_next_requests_and_have_time_f
     chain.stop();
 }
 
-/// A process for each connection, which answers once. Asked for `/announces` it says that the connection ends, and reads what
-/// the client still sends without a look, until that has closed it; otherwise it says nothing, and shuts it down.
+/// A process for each connection, which answers once. Asked for `/announces` it says that the connection ends, and
+/// reads what the client still sends without a look, until that has closed it; otherwise it says nothing, and shuts it
+/// down.
 const ANSWERS_ONCE: &str = "
 import os, signal, socket
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
@@ -465,8 +467,8 @@ fn a_server_that_ends_a_connection_ends_neither_the_clients_nor_reads_its_next_r
     chain.stop();
 }
 
-/// Looks whether its client has left while it works, and waits until that has sent its next request, for `/look`. The answer says
-/// which request of its connection it was, and what it found.
+/// Looks whether its client has left while it works, and waits until that has sent its next request, for `/look`. The
+/// answer says which request of its connection it was, and what it found.
 const LOOKS: &str = "
 import os, select, socket, time
 listener = socket.create_server(('127.0.0.1', PORT))

@@ -71,8 +71,8 @@ fn expected(client: &Client, listener: &str) -> String {
     format!("{listener}, {peer}, {peer}, {}", if is_v6 { 6 } else { 4 })
 }
 
-/// Debian's nginx, asyncio and many others listen so: for each family in either order. And sites by address: the wrong one
-/// answered, past the other's rules.
+/// Debian's nginx, asyncio and many others listen so: for each family in either order. And sites by address: the wrong
+/// one answered, past the other's rules.
 fn accepts_its_own(how: &str) {
     for flags in REACHES {
         for addresses in [["0.0.0.0", "::"], ["::", "0.0.0.0"]] {
@@ -147,7 +147,8 @@ fn one_of_which_nobody_accepts_keeps_nothing_from_the_others() {
     server.chain.stop();
 }
 
-/// It looks like one that accepts from no socket any more: more clients waited than are set aside, and the others were ended.
+/// It looks like one that accepts from no socket any more: more clients waited than are set aside, and the others were
+/// ended.
 #[test]
 fn clients_of_a_server_that_is_busy_are_all_answered() {
     for flags in REACHES {
@@ -193,8 +194,8 @@ http {
 }
 ";
 
-/// As Debian configures it; and with a site of an address of its own. Rules by address are worth nothing if a client's is
-/// another one on the socket that happens to accept it.
+/// As Debian configures it; and with a site of an address of its own. Rules by address are worth nothing if a client's
+/// is another one on the socket that happens to accept it.
 #[test]
 fn nginx_knows_its_clients_on_sockets_of_both_families() {
     needs("nginx", "nginx-light");

@@ -61,8 +61,8 @@ fn files_of_any_size_arrive_whole_and_head_has_no_content() {
     }
 }
 
-/// It answers as soon as it has the head: the connection goes on where all of the upload is there, and ends where it is not, which
-/// the client is told, and may send the rest of it or not.
+/// It answers as soon as it has the head: the connection goes on where all of the upload is there, and ends where it is
+/// not, which the client is told, and may send the rest of it or not.
 #[test]
 fn an_upload_is_read_to_its_end() {
     let site = Site::new();

@@ -11,8 +11,8 @@ const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
 /// What `normalize` makes `/b` of.
 const REWRITTEN: &str = "//a/../b";
 
-/// The server answers each request with its method, its target, the bytes of its content and the process that answered. `target`
-/// reaches it as `/b`.
+/// The server answers each request with its method, its target, the bytes of its content and the process that answered.
+/// `target` reaches it as `/b`.
 fn asks(client: &mut Client, target: &str) -> Vec<String> {
     let mut processes = Vec::new();
     let mut expect = |response: common::Response, expected: &str| {
@@ -95,8 +95,8 @@ fn a_cluster_of_nodes_that_keep_connections() {
     cluster(&["--linger", "1000"], &["package"], "/b");
 }
 
-/// A process that accepts, and another program that answers, started with every other descriptor closed. `early`: the first
-/// reads nothing; `late`: it reads a part of the request, and passes that on too.
+/// A process that accepts, and another program that answers, started with every other descriptor closed. `early`: the
+/// first reads nothing; `late`: it reads a part of the request, and passes that on too.
 const PASSES: &str = "
 import os, socket, subprocess, sys
 def answer(client, head):

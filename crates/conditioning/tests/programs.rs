@@ -54,7 +54,8 @@ fn a_signal_is_for_the_server_although_its_first_process_is_not_gone() {
     chain.stop();
 }
 
-/// What comes behind a request is none of the server's business until it has answered: it is not told of it all the time.
+/// What comes behind a request is none of the server's business until it has answered: it is not told of it all the
+/// time.
 fn waits_for_its_turn(way: &str) {
     // A client that ends its side at once is answered like one that does not: its end comes behind its requests.
     for ends in [false, true] {
@@ -95,8 +96,8 @@ fn a_server_that_selects_is_not_told_of_the_next_request_before_its_turn() {
     ["select", "pselect"].into_iter().for_each(waits_for_its_turn);
 }
 
-/// libuv, and so uvloop and Node, registers with epoll by an io_uring where there is one: the library never saw that, and the server
-/// was told of a connection's end for ever, or aborted. Without one it does so by epoll_ctl(2).
+/// libuv, and so uvloop and Node, registers with epoll by an io_uring where there is one: the library never saw that,
+/// and the server was told of a connection's end for ever, or aborted. Without one it does so by epoll_ctl(2).
 #[test]
 fn a_server_that_would_register_by_an_io_uring_does_without() {
     let (chain, _site) = compiled("rings.c", &[]);

@@ -39,7 +39,8 @@ fn a_server_that_announces_its_end_keeps_its_clients_in_whichever_way_it_writes(
     chain.stop();
 }
 
-/// The announcement is taken out by moving what follows; the rest was sent from the server's own buffer, where it had not moved.
+/// The announcement is taken out by moving what follows; the rest was sent from the server's own buffer, where it had
+/// not moved.
 #[test]
 fn a_head_whose_announcement_is_taken_out_is_whole_however_little_the_socket_takes() {
     let (chain, _site) = heads();
@@ -54,7 +55,8 @@ fn a_head_whose_announcement_is_taken_out_is_whole_however_little_the_socket_tak
     chain.stop();
 }
 
-/// The kernel reads what is sent so when it likes (MSG_ZEROCOPY): only the server knows how long the bytes stay what they are.
+/// The kernel reads what is sent so when it likes (MSG_ZEROCOPY): only the server knows how long the bytes stay what
+/// they are.
 #[test]
 fn a_head_that_the_kernel_does_not_copy_is_sent_as_it_is() {
     let (chain, _site) = heads();

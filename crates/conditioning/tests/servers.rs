@@ -121,8 +121,8 @@ fn gunicorn_with_threads() {
     gunicorn(&["--threads", "4"]);
 }
 
-/// A program for each connection, which has it as its input and output, as inetd(8) does; `vfork` as Python's subprocess
-/// module and busybox do it, `fork` as others.
+/// A program for each connection, which has it as its input and output, as inetd(8) does; `vfork` as Python's
+/// subprocess module and busybox do it, `fork` as others.
 const INETD: &str = "
 import os, signal, socket, subprocess, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

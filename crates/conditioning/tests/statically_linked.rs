@@ -50,8 +50,9 @@ fn a_server_in_go() {
     chain.stop();
 }
 
-/// It ended when accept gave it a connection without an address, as it did of a launcher that was out of descriptors. Go takes
-/// all that the administrator allows, and so must the launcher; the server begins with what the launcher began with.
+/// It ended when accept gave it a connection without an address, as it did of a launcher that was out of descriptors.
+/// Go takes all that the administrator allows, and so must the launcher; the server begins with what the launcher began
+/// with.
 #[test]
 fn a_server_in_go_gets_more_connections_than_the_launcher_was_started_with_room_for() {
     const SOFT: u64 = 64;
@@ -178,9 +179,9 @@ while True:
     client.close()
 ";
 
-/// Servers answer what they refuse before all of it has come, and read on. The connection stayed with such a server, which
-/// waited for its end, and the next request with the filters. One that does not say that it reads no further request gets nothing of
-/// what it might take for one.
+/// Servers answer what they refuse before all of it has come, and read on. The connection stayed with such a server,
+/// which waited for its end, and the next request with the filters. One that does not say that it reads no further
+/// request gets nothing of what it might take for one.
 #[test]
 fn a_server_that_answers_before_it_has_the_whole_request() {
     needs("python3", "python3");

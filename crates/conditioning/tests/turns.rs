@@ -10,9 +10,9 @@ use common::{Chain, Client, Site, compile, free_port, needs, wait_until};
 
 const PROCESSES: usize = 24;
 
-/// Processes on one processor that wait for their clients in accept(2), each of which prepares an epoll set with the listening
-/// socket, as Apache's prefork does, but waits for events where it is told to. They answer with their numbers; `/block` is
-/// answered once there is a file `go`. Signals count how often accept(2) returns because of them.
+/// Processes on one processor that wait for their clients in accept(2), each of which prepares an epoll set with the
+/// listening socket, as Apache's prefork does, but waits for events where it is told to. They answer with their
+/// numbers; `/block` is answered once there is a file `go`. Signals count how often accept(2) returns because of them.
 const PREFORK: &str = "
 import ctypes, os, select, signal, socket, sys, time
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -197,8 +197,8 @@ fn listening_sockets_are_registered_with_epoll_where_somebody_waits_for_events_o
     }
 }
 
-/// Waits with poll(2) for an epoll set that has the one of the listening socket in it, or for a duplicate of that one; both are
-/// there before the listening socket is registered.
+/// Waits with poll(2) for an epoll set that has the one of the listening socket in it, or for a duplicate of that one;
+/// both are there before the listening socket is registered.
 const NESTED: &str = "
 import os, select, socket, sys
 listener = socket.create_server(('127.0.0.1', PORT))
@@ -277,8 +277,8 @@ fn registrations_that_nobody_waits_for_are_changed_as_epoll_ctl_says() {
     assert_eq!(lines(&conditioned), lines(&bare));
 }
 
-/// Two processes: the first receives a request from the link, as accept(2) does, and never claims it; from then on, the second
-/// accepts. By then the first has been killed, or it is stopped.
+/// Two processes: the first receives a request from the link, as accept(2) does, and never claims it; from then on, the
+/// second accepts. By then the first has been killed, or it is stopped.
 const RECEIVES: &str = "
 import os, signal, socket, sys
 listener = socket.create_server(('127.0.0.1', PORT))

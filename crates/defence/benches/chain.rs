@@ -1,4 +1,5 @@
-//! What the default classifiers cost on the way of a cached hit, and what a client costs that is seen for the first time.
+//! What the default classifiers cost on the way of a cached hit, and what a client costs that is seen for the first
+//! time.
 
 #![allow(missing_docs, clippy::unwrap_used)] // criterion writes functions of its own.
 

@@ -17,8 +17,8 @@ use crate::defence::{Notice, Order, Shared};
 use crate::stress::{Upstreams, Watch};
 use crate::{classifiers, view};
 
-/// Windows in which a client may leave challenges unsolved before it is taken for a program: many at once may be tabs that
-/// are opened again, or several people behind one address.
+/// Windows in which a client may leave challenges unsolved before it is taken for a program: many at once may be tabs
+/// that are opened again, or several people behind one address.
 const UNSOLVED: u32 = 3;
 
 #[derive(Debug)]
@@ -104,8 +104,8 @@ impl Judge {
 }
 
 impl Inner {
-    /// Whether nothing is done about the client. Where its User-Agent tells, nothing is as long as the head of its request
-    /// is not at hand: what there is against it counts when it is.
+    /// Whether nothing is done about the client. Where its User-Agent tells, nothing is as long as the head of its
+    /// request is not at hand: what there is against it counts when it is.
     fn is_exempt(&self, scene: &Scene<'_>) -> bool {
         let has = |agent: &str| {
             let Some(request) = scene.request else { return true };
@@ -263,7 +263,8 @@ fn mark(time: Duration, reason: Reason, now_ms: u64) -> Mark {
     Mark { since_ms: now_ms, until_ms, kind: reason as u8 }
 }
 
-/// Marks an address as blocked. Who is not known here meets the block list when it comes, unless it comes through a proxy.
+/// Marks an address as blocked. Who is not known here meets the block list when it comes, unless it comes through a
+/// proxy.
 fn block(tree: &mut PrefixTree, address: IpAddr, forwarded: bool, mark: Mark, now_ms: u64) {
     let id = match tree.find(address) {
         Some(id) => id,

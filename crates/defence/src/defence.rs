@@ -22,7 +22,8 @@ use crate::{Settings, classifiers, memory};
 
 /// Notices that may wait for whoever keeps the log; more are counted and lost.
 const MAX_NOTICES: usize = 16_384;
-/// Orders that cores may not have taken note of yet; of more, those before are lost, and blocks act on new connections only.
+/// Orders that cores may not have taken note of yet; of more, those before are lost, and blocks act on new connections
+/// only.
 const MAX_ORDERS: usize = 16_384;
 
 /// A decision worth a line in the audit log.
@@ -135,8 +136,8 @@ impl Defence {
         lock(&self.notices).take()
     }
 
-    /// Every chain follows these from its next tick on; only the memory stays as it is. Blocks stay; what was learned of
-    /// the site's usual traffic is learned anew.
+    /// Every chain follows these from its next tick on; only the memory stays as it is. Blocks stay; what was learned
+    /// of the site's usual traffic is learned anew.
     pub fn set_settings(&self, settings: Settings) {
         *self.shared.settings.write().unwrap_or_else(PoisonError::into_inner) = settings;
         self.shared.version.fetch_add(1, Ordering::Release);
@@ -152,9 +153,9 @@ impl Defence {
         &self.shared.feed
     }
 
-    /// Somebody outside wants an address blocked: every core that knows it does so at its next tick, and the notice goes
-    /// the way of all notices. Exemptions and dry runs hold here too, and trusted proxies are exempt; whether anything was
-    /// done.
+    /// Somebody outside wants an address blocked: every core that knows it does so at its next tick, and the notice
+    /// goes the way of all notices. Exemptions and dry runs hold here too, and trusted proxies are exempt; whether
+    /// anything was done.
     pub fn block(&self, address: IpAddr, time: Duration) -> bool {
         let settings = self.settings();
         let is_exempt = |exemption: &crate::Exemption| {

@@ -1,6 +1,6 @@
-//! What data cores tell each other of their trees, four times a second and off the way of requests: who does most, who is
-//! there at all if they are few, and which prefixes are suspect. A client or a botnet whose connections the kernel has
-//! spread over all cores is judged by the sum.
+//! What data cores tell each other of their trees, four times a second and off the way of requests: who does most, who
+//! is there at all if they are few, and which prefixes are suspect. A client or a botnet whose connections the kernel
+//! has spread over all cores is judged by the sum.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

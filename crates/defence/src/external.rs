@@ -1,5 +1,5 @@
-//! What is told to classifiers outside of this process, and what they decide. Nothing here waits: what does not fit into
-//! the queue is counted and lost.
+//! What is told to classifiers outside of this process, and what they decide. Nothing here waits: what does not fit
+//! into the queue is counted and lost.
 
 use std::net::IpAddr;
 use std::sync::Mutex;

@@ -1,5 +1,5 @@
-//! What the defence takes besides its trees: tables and queues of fixed size, told by the sizes of what is in them, so that the
-//! trees get what is left of the memory that an operator has allowed.
+//! What the defence takes besides its trees: tables and queues of fixed size, told by the sizes of what is in them, so
+//! that the trees get what is left of the memory that an operator has allowed.
 
 use tidegate_core::PrefixTree;
 

@@ -16,8 +16,8 @@ const FORGOTTEN_MS: u64 = 10_000;
 /// Bytes from the first to before the second.
 type Part = (u64, u64);
 
-/// What clients have asked for, for as long as they go on. What is forgotten counts as never asked for: to fill the table
-/// makes nobody look worse.
+/// What clients have asked for, for as long as they go on. What is forgotten counts as never asked for: to fill the
+/// table makes nobody look worse.
 #[derive(Debug)]
 pub(crate) struct Parts {
     /// Made at the first use, since most sites are asked for no parts.

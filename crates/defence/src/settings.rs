@@ -10,8 +10,8 @@ use crate::stress::StressLimits;
 /// What the chains are built from.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Settings {
-    /// Memory for all that the defence keeps: tables of fixed size, and with what they leave the prefix trees of all data
-    /// cores. Each tree has at least 1 MiB.
+    /// Memory for all that the defence keeps: tables of fixed size, and with what they leave the prefix trees of all
+    /// data cores. Each tree has at least 1 MiB.
     pub memory_bytes: usize,
     /// Who is counted but never acted on.
     pub exempt: Vec<Exemption>,
@@ -103,8 +103,8 @@ impl Settings {
     /// The length of the sliding window in which events are counted.
     pub const WINDOW: Duration = Duration::from_secs(10);
 
-    /// Whether packets and connections of this prefix may be refused: not where a trusted proxy is in it, whose connections
-    /// are its clients', nor anybody exempt, if only by what the head of a request says.
+    /// Whether packets and connections of this prefix may be refused: not where a trusted proxy is in it, whose
+    /// connections are its clients', nor anybody exempt, if only by what the head of a request says.
     pub fn may_block_below_http(&self, prefix: IpPrefix) -> bool {
         let exempt = self.exempt.iter().map(|exemption| &exemption.source);
         !self.trusted_proxies.iter().chain(exempt).any(|spared| overlaps(*spared, prefix))

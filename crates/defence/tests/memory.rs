@@ -23,8 +23,8 @@ fn anonymous_bytes() -> usize {
     line.split_whitespace().next().unwrap().parse::<usize>().unwrap() * 1024
 }
 
-/// The most by which the process grows under very many addresses all over IPv4, each of which needs nodes for the networks
-/// around it too, on so many cores.
+/// The most by which the process grows under very many addresses all over IPv4, each of which needs nodes for the
+/// networks around it too, on so many cores.
 fn greatest_growth(settings: Settings, cores: usize) -> usize {
     let before = anonymous_bytes();
     let defence = Defence::new(settings, 1, [1; 32]);

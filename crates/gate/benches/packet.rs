@@ -1,5 +1,6 @@
-//! What each mechanism costs a packet: `cargo bench -p tidegate-gate [-- syns|requests|blocks]` as root. Runs the kernel programs on a frame
-//! (BPF_PROG_TEST_RUN) and prints the median of several runs with the least and the greatest, in nanoseconds.
+//! What each mechanism costs a packet: `cargo bench -p tidegate-gate [-- syns|requests|blocks]` as root. Runs the
+//! kernel programs on a frame (BPF_PROG_TEST_RUN) and prints the median of several runs with the least and the
+//! greatest, in nanoseconds.
 #![allow(clippy::unwrap_used, reason = "a failure ends the measurement")]
 
 #[path = "../tests/support/mod.rs"]

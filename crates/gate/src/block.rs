@@ -107,8 +107,8 @@ enum Backend<'a> {
 impl<'a> Blocks<'a> {
     /// The most single addresses of each family; beyond, the least recently hit are evicted.
     pub const MAX_ADDRESSES: u32 = abi::TG_MAX_BLOCKED;
-    /// The most prefixes of each family; beyond, adding fails, but for the place of /64s of IPv6 that end by themselves: the
-    /// least recently hit of them are evicted.
+    /// The most prefixes of each family; beyond, adding fails, but for the place of /64s of IPv6 that end by
+    /// themselves: the least recently hit of them are evicted.
     pub const MAX_PREFIXES: u32 = abi::TG_MAX_BLOCKED_PREFIXES;
 
     pub(crate) fn kernel(maps: &'a Maps) -> Self {

@@ -80,8 +80,8 @@ pub(super) fn nets_full() -> GateError {
     }
 }
 
-/// Makes room for all of these, or fails: what has expired goes, and then those of the rest that give way, the least recently
-/// hit first.
+/// Makes room for all of these, or fails: what has expired goes, and then those of the rest that give way, the least
+/// recently hit first.
 pub(super) fn room_for_nets<K: IntoBytes + Immutable>(
     maps: &Maps,
     name: &'static str,

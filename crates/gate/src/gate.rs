@@ -384,8 +384,8 @@ impl Gate {
         }
     }
 
-    /// Whether datagrams of this source are to be ignored. Where programs run they never arrive; not every interface needs to
-    /// have them.
+    /// Whether datagrams of this source are to be ignored. Where programs run they never arrive; not every interface
+    /// needs to have them.
     pub fn ignores(&self, source: IpAddr) -> bool {
         match &self.engine {
             Engine::Kernel(_) => self.blocks().blocks(source).unwrap_or(false),

@@ -1,6 +1,7 @@
-//! How a server gets its listening sockets from the process that holds them, over a socket of the network namespace. Root's
-//! is in a directory that only root may enter, so that nobody else can take its place; where there can be no such
-//! directory, and for other users, it has an abstract name, which vanishes with its holder and which any user may take.
+//! How a server gets its listening sockets from the process that holds them, over a socket of the network namespace.
+//! Root's is in a directory that only root may enter, so that nobody else can take its place; where there can be no
+//! such directory, and for other users, it has an abstract name, which vanishes with its holder and which any user may
+//! take.
 
 use std::fs;
 use std::io;
@@ -33,8 +34,8 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// Opens the door for the sockets of `address`, which are `listeners`; fails if another process holds them. Who asks
-    /// gets duplicates, if it may: the user whose process this is, and root.
+    /// Opens the door for the sockets of `address`, which are `listeners`; fails if another process holds them. Who
+    /// asks gets duplicates, if it may: the user whose process this is, and root.
     pub fn open(address: SocketAddr, listeners: ClassListeners) -> io::Result<Self> {
         let (door, path) = match path_of(address, true).map(|path| (bind(&path), path)) {
             Some((Ok(door), path)) => (door, Some(path)),

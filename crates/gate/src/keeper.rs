@@ -121,8 +121,8 @@ pub struct Keeper {
     /// When the block by a command ends that a list has gone on with; at most one for each entry of the lists.
     commanded: HashMap<IpPrefix, u64>,
     prefixes: PrefixEnds,
-    /// How many had been evicted, and when the list had last been changed, when it was last seen that the lists' entries
-    /// are there.
+    /// How many had been evicted, and when the list had last been changed, when it was last seen that the lists'
+    /// entries are there.
     whole: (u64, u64),
     ticks: u64,
 }

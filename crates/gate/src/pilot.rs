@@ -103,8 +103,8 @@ impl Pilot {
         self.stress = stress;
     }
 
-    /// Somebody else finds that the server is overloaded, or no longer: for the rules that act only then, from the next tick
-    /// on.
+    /// Somebody else finds that the server is overloaded, or no longer: for the rules that act only then, from the next
+    /// tick on.
     pub fn set_told(&mut self, overloaded: bool) {
         self.told = overloaded;
     }

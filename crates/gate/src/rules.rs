@@ -59,8 +59,8 @@ struct Described {
 }
 
 impl Slots {
-    /// Compiles `rules` beside those in force. None of their slots is given to another rule: whoever still goes by those in force
-    /// meets no other ones. Those of the set before are free.
+    /// Compiles `rules` beside those in force. None of their slots is given to another rule: whoever still goes by
+    /// those in force meets no other ones. Those of the set before are free.
     pub(crate) fn prepare(
         &self,
         maps: &Maps,
@@ -370,8 +370,8 @@ fn full_bucket(fill_ns: u64, now_ns: u64) -> i64 {
     now_ns as i64 - fill_ns as i64
 }
 
-/// A bucket is a time: where a token is to take more or less of it than before, it is set so that it holds as many tokens as
-/// before. What is taken at just this moment may be taken for nothing.
+/// A bucket is a time: where a token is to take more or less of it than before, it is set so that it holds as many
+/// tokens as before. What is taken at just this moment may be taken for nothing.
 pub(crate) fn keep_tokens(
     maps: &Maps,
     before: &abi::tg_rule,

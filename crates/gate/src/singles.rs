@@ -1,5 +1,5 @@
-//! The blocked IPv4 addresses of the kernel: a hash table in shared memory, which the program for packets reads with one
-//! cache miss (bpf/include/abi.h tells its layout). Several processes may change it at once.
+//! The blocked IPv4 addresses of the kernel: a hash table in shared memory, which the program for packets reads with
+//! one cache miss (bpf/include/abi.h tells its layout). Several processes may change it at once.
 
 use std::hash::{BuildHasher, RandomState};
 use std::io;

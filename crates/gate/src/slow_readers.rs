@@ -1,5 +1,5 @@
-//! Clients that ask and do not take what they asked for: the kernel tells of shut windows (Tempesta §4.6), and who shuts
-//! them again and again is blocked.
+//! Clients that ask and do not take what they asked for: the kernel tells of shut windows (Tempesta §4.6), and who
+//! shuts them again and again is blocked.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -23,15 +23,15 @@ impl SlowReaders {
     /// Shut windows are counted for so long.
     pub const INTERVAL: Duration = Duration::from_secs(10);
 
-    /// Begins to watch the ports where cleartext HTTP is spoken. A client is blocked at its `limit`th shut window within
-    /// [`Self::INTERVAL`].
+    /// Begins to watch the ports where cleartext HTTP is spoken. A client is blocked at its `limit`th shut window
+    /// within [`Self::INTERVAL`].
     pub fn start(gate: &Gate, limit: u32) -> Result<Self, GateError> {
         let interval_ns = Self::INTERVAL.as_nanos() as u64;
         Ok(Self { events: gate.tcp_events()?, tally: Tally::new(limit, interval_ns) })
     }
 
-    /// Takes the events there are, without waiting, and blocks for the list's lifetime, but for who is to be spared; gives
-    /// who was blocked.
+    /// Takes the events there are, without waiting, and blocks for the list's lifetime, but for who is to be spared;
+    /// gives who was blocked.
     pub fn tick(&mut self, gate: &Gate, spared: &[IpPrefix]) -> Result<Vec<IpAddr>, GateError> {
         let mut blocked = Vec::new();
         self.events.poll(Duration::ZERO, |event| {

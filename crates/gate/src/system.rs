@@ -73,7 +73,8 @@ fn carries_ethernet(name: &str) -> Result<bool, GateError> {
 }
 
 /// Interfaces through which connections to these addresses come, loopback aside: a host's own connections are policed
-/// when they are accepted. Fails if one of them carries no Ethernet frames (a tunnel): programs there would see nothing.
+/// when they are accepted. Fails if one of them carries no Ethernet frames (a tunnel): programs there would see
+/// nothing.
 pub fn interfaces_of(addresses: &[std::net::SocketAddr]) -> io::Result<Vec<String>> {
     let wildcard = addresses.iter().any(|address| address.ip().is_unspecified());
     let mut first = std::ptr::null_mut();
@@ -255,8 +256,8 @@ pub(crate) fn kernel_has(function: &str) -> bool {
     symbols.lines().any(|line| line.split_ascii_whitespace().nth(2) == Some(function))
 }
 
-/// Calls `visit` with each key and value of a hash or a trie, in batches. (libbpf-rs takes a batch that the kernel ended
-/// at the border of a hash bucket for the last one.)
+/// Calls `visit` with each key and value of a hash or a trie, in batches. (libbpf-rs takes a batch that the kernel
+/// ended at the border of a hash bucket for the last one.)
 pub(crate) fn each_entry(map: &MapHandle, mut visit: impl FnMut(&[u8], &[u8])) -> Result<(), GateError> {
     const BATCH: u32 = 16_384;
     let (key_bytes, value_bytes) = (map.key_size() as usize, map.value_size() as usize);

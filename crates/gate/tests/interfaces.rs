@@ -26,8 +26,8 @@ fn an_interface_without_ethernet_frames_is_refused() {
     }
 }
 
-/// Jumbo frames lie in several pieces; a peer that sends on more queues than the interface receives on is what drivers refuse
-/// with (`veth_xdp_set`).
+/// Jumbo frames lie in several pieces; a peer that sends on more queues than the interface receives on is what drivers
+/// refuse with (`veth_xdp_set`).
 #[test]
 fn an_interface_whose_driver_refuses_xdp_is_attached_behind_the_driver_and_jumbo_frames_are_no_reason() {
     needs_root();

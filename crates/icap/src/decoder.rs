@@ -61,8 +61,8 @@ enum At {
 }
 
 impl Decoder {
-    /// Decodes from the start of `input` up to the next event. Call again with what follows `consumed` while there is an
-    /// event; without one, all of the input was used up.
+    /// Decodes from the start of `input` up to the next event. Call again with what follows `consumed` while there is
+    /// an event; without one, all of the input was used up.
     ///
     /// # Errors
     /// The message is malformed or exceeds a limit; the decoder must not be used again.

@@ -1,9 +1,9 @@
 #![forbid(unsafe_code)]
 //! The Internet Content Adaptation Protocol (RFC 3507), as its client speaks it, without I/O.
 //!
-//! [`Decoder`] reads what a server sends, at any split of the bytes; [`Request`] writes what it is asked. Nothing here sees
-//! a socket or a clock. The server is not trusted: its heads and sections are bounded, and what it says of an HTTP message
-//! is left as bytes, for the HTTP parsers to judge.
+//! [`Decoder`] reads what a server sends, at any split of the bytes; [`Request`] writes what it is asked. Nothing here
+//! sees a socket or a clock. The server is not trusted: its heads and sections are bounded, and what it says of an HTTP
+//! message is left as bytes, for the HTTP parsers to judge.
 
 mod decoder;
 mod error;

@@ -238,8 +238,8 @@ impl BlockList {
         self.evicted
     }
 
-    /// Expired entries go first; then the least recently hit, until a hundredth of the list is free: one search pays for many
-    /// insertions, even where entries expire one by one.
+    /// Expired entries go first; then the least recently hit, until a hundredth of the list is free: one search pays
+    /// for many insertions, even where entries expire one by one.
     fn make_room(&mut self, now_ns: u64) {
         self.sweep(now_ns);
         let by_age = self.addresses.iter().map(|(address, entry)| (entry.last_hit_ns, *address)).collect();
@@ -265,9 +265,9 @@ impl BlockList {
     }
 }
 
-/// Whether a prefix makes room for others where there are too many: of IPv6 the network of one host, blocked for a time as
-/// an address is. What is blocked for ever, or as long as a list has it (`u64::MAX`), is an operator's, and so is any other
-/// prefix.
+/// Whether a prefix makes room for others where there are too many: of IPv6 the network of one host, blocked for a time
+/// as an address is. What is blocked for ever, or as long as a list has it (`u64::MAX`), is an operator's, and so is
+/// any other prefix.
 pub fn gives_way(prefix: &IpPrefix, expires_ns: Option<u64>) -> bool {
     let is_host = prefix.address().is_ipv6() && prefix.length_bits() == 64;
     is_host && expires_ns.is_some_and(|expires_ns| expires_ns < u64::MAX)
@@ -312,7 +312,8 @@ pub struct ListFileError {
     pub error: tidegate_core::PrefixError,
 }
 
-/// Reads a list of addresses and prefixes, one a line; `#` begins a comment. Nothing is taken from a list with an error.
+/// Reads a list of addresses and prefixes, one a line; `#` begins a comment. Nothing is taken from a list with an
+/// error.
 pub fn parse_list(text: &str) -> Result<Vec<IpPrefix>, ListFileError> {
     let mut prefixes = Vec::new();
     for (index, line) in text.lines().enumerate() {

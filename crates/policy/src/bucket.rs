@@ -1,5 +1,5 @@
-//! Token buckets in integer arithmetic. Those of the kernel programs round the time of a token up to a nanosecond, and are the
-//! same otherwise.
+//! Token buckets in integer arithmetic. Those of the kernel programs round the time of a token up to a nanosecond, and
+//! are the same otherwise.
 
 /// A token is this many units, so that a rate in thousandths of a token per second is a number of units per nanosecond.
 pub const TOKEN_UNITS: u64 = 1_000_000_000_000;

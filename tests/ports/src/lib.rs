@@ -1,9 +1,10 @@
 #![forbid(unsafe_code)]
 //! Ports that no other test or experiment of this machine is given.
 //!
-//! A port that the kernel chose and that was closed again is free only until somebody's outgoing connection, or somebody
-//! else's server, gets the same one. These lie below the range of outgoing connections, and each is one process's own
-//! until it ends: some servers listen with SO_REUSEPORT, so that two of them would share a port without a word.
+//! A port that the kernel chose and that was closed again is free only until somebody's outgoing connection, or
+//! somebody else's server, gets the same one. These lie below the range of outgoing connections, and each is one
+//! process's own until it ends: some servers listen with SO_REUSEPORT, so that two of them would share a port without a
+//! word.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};

@@ -1,9 +1,10 @@
 //! Presents conditioned sockets to an unmodified, dynamically linked server (`LD_PRELOAD`).
 //!
-//! `listen` on the conditioned port puts the chain's link in place of the listening socket, under the same number: poll,
-//! select and epoll work on it unchanged, and `accept` receives a bundle. The request is still in the client socket's
-//! own buffer, so reads only have to stop at its end. What is written is followed; when the response is complete and the
-//! connection persistent, the server's descriptor turns into one at end-of-file, and the filters have the connection.
+//! `listen` on the conditioned port puts the chain's link in place of the listening socket, under the same number:
+//! poll, select and epoll work on it unchanged, and `accept` receives a bundle. The request is still in the client
+//! socket's own buffer, so reads only have to stop at its end. What is written is followed; when the response is
+//! complete and the connection persistent, the server's descriptor turns into one at end-of-file, and the filters have
+//! the connection.
 //!
 //! Everything that is none of ours goes to the next definition of the same name.
 #![allow(clippy::missing_safety_doc, clippy::not_unsafe_ptr_arg_deref)]

@@ -1,5 +1,5 @@
-//! Programs that this one becomes or starts. One that may serve the chain gets the variables by which this library finds it,
-//! although it is started with an environment of its own, as by `env -i` or systemd-socket-activate(1).
+//! Programs that this one becomes or starts. One that may serve the chain gets the variables by which this library
+//! finds it, although it is started with an environment of its own, as by `env -i` or systemd-socket-activate(1).
 //!
 //! Much of this runs in a child of vfork(2), in its parent's memory: nothing here allocates or locks.
 
@@ -30,8 +30,8 @@ struct Variables {
     others: Vec<CString>,
 }
 
-/// The variable that says which descriptors listen where, or null. One is never freed, because a child of vfork(2) may have
-/// it in hand: a server listens at a few addresses.
+/// The variable that says which descriptors listen where, or null. One is never freed, because a child of vfork(2) may
+/// have it in hand: a server listens at a few addresses.
 static LISTENERS: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Writes down which descriptors listen where.

@@ -1,5 +1,5 @@
-//! System calls as libc's syscall(2) makes them, for those that it is asked for: no lookup of another definition, so that signal handlers
-//! and children of vfork(2) may call it, and nothing that could come back here.
+//! System calls as libc's syscall(2) makes them, for those that it is asked for: no lookup of another definition, so
+//! that signal handlers and children of vfork(2) may call it, and nothing that could come back here.
 
 use libc::c_long;
 

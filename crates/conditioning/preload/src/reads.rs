@@ -74,8 +74,9 @@ fn read_one(
     got + read_one(fd, behind, length - taken, flags, real).max(0)
 }
 
-/// A read took what was rewritten of a request: takes what there is of it on the socket as well, as the system call would, into what
-/// `vectors` describe. Waits for nothing, and is no point of cancellation, since what was taken would be lost. Returns how much it was.
+/// A read took what was rewritten of a request: takes what there is of it on the socket as well, as the system call
+/// would, into what `vectors` describe. Waits for nothing, and is no point of cancellation, since what was taken would
+/// be lost. Returns how much it was.
 fn go_on(fd: c_int, vectors: &[iovec], flags: c_int) -> usize {
     let mut taken = 0;
     while taken < total(vectors) {
@@ -251,7 +252,8 @@ pub(crate) fn total(vectors: &[iovec]) -> usize {
     vectors.iter().fold(0, |sum, vector| sum.saturating_add(vector.iov_len))
 }
 
-/// Reads into several buffers, with flags of recv(2); `real` is given vectors that hold as much as may be read from the socket.
+/// Reads into several buffers, with flags of recv(2); `real` is given vectors that hold as much as may be read from the
+/// socket.
 fn read_many(fd: c_int, vectors: &[iovec], flags: c_int, real: &dyn Fn(&[iovec]) -> ssize_t) -> ssize_t {
     let peek = flags & libc::MSG_PEEK != 0;
     match ready(fd, total(vectors), flags) {
@@ -415,8 +417,8 @@ unsafe fn say(message: *mut msghdr, name_length: socklen_t, control_length: size
     }
 }
 
-/// recvmmsg(2): descriptors may come with any of the messages. Of a request, there is one message at a time, as the system call
-/// may return fewer than were asked for.
+/// recvmmsg(2): descriptors may come with any of the messages. Of a request, there is one message at a time, as the
+/// system call may return fewer than were asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn recvmmsg(
     fd: c_int,

@@ -231,8 +231,8 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     next!(close(fd: c_int) -> c_int)
 }
 
-/// syscall(2): some programs close this way, libuv among them. It would also register with epoll by an io_uring, of which nothing could
-/// be followed; where there is none, it calls epoll_ctl(2), as all do that know older kernels.
+/// syscall(2): some programs close this way, libuv among them. It would also register with epoll by an io_uring, of
+/// which nothing could be followed; where there is none, it calls epoll_ctl(2), as all do that know older kernels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
@@ -371,8 +371,9 @@ pub unsafe extern "C" fn dup3(fd: c_int, other: c_int, flags: c_int) -> c_int {
     new
 }
 
-/// Whether fcntl(2) is to change nothing. All descriptors whose end is over are one file, which waits for nothing: its flags are not
-/// one connection's to change. And programs have all that they do not know close on exec before they become others.
+/// Whether fcntl(2) is to change nothing. All descriptors whose end is over are one file, which waits for nothing: its
+/// flags are not one connection's to change. And programs have all that they do not know close on exec before they
+/// become others.
 fn stays_as_it_is(fd: c_int, command: c_int) -> bool {
     match command {
         libc::F_SETFL => server::is_ended(fd),
@@ -414,8 +415,8 @@ pub unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: usize) -> 
     noted(fd, command, argument, result)
 }
 
-/// ioctl(2), of which every request takes at most one argument of a register's size. FIONREAD counts no next request; FIOCLEX and
-/// FIONCLEX do what fcntl(2) does by F_SETFD.
+/// ioctl(2), of which every request takes at most one argument of a register's size. FIONREAD counts no next request;
+/// FIOCLEX and FIONCLEX do what fcntl(2) does by F_SETFD.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
     let sets_cloexec = matches!(request, libc::FIOCLEX | libc::FIONCLEX);

@@ -10,8 +10,8 @@ use tidegate_conditioning::server::{self, table::Chain};
 struct Preloaded {
     chain: Arc<Chain>,
     ledger: OwnedFd,
-    /// Link and ledger as they were inherited, for a program that this one becomes or starts: they are never closed, since
-    /// programs close what they do not know before they start others.
+    /// Link and ledger as they were inherited, for a program that this one becomes or starts: they are never closed,
+    /// since programs close what they do not know before they start others.
     inherited: [RawFd; 2],
     address: SocketAddr,
     /// Sockets that were bound to the conditioned port: nothing is bound, because the first filter has the port.
@@ -77,7 +77,8 @@ extern "C" fn at_load() {
 #[unsafe(link_section = ".init_array")]
 static AT_LOAD: extern "C" fn() = at_load;
 
-/// This library's own descriptors in ascending order, which a program that closes everything at its start must not close.
+/// This library's own descriptors in ascending order, which a program that closes everything at its start must not
+/// close.
 pub(crate) fn own() -> [RawFd; 4] {
     known().map_or([-1; 4], |known| {
         let [link, ledger] = known.inherited;
@@ -126,8 +127,8 @@ pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
     true
 }
 
-/// The time limit of a socket that is bound in name only, by which a process knows it that gets it from another. It never
-/// has a connection.
+/// The time limit of a socket that is bound in name only, by which a process knows it that gets it from another. It
+/// never has a connection.
 const MARK: u32 = 0x7469_6465;
 
 /// As [`bound_address`], of a socket that another process may have bound.

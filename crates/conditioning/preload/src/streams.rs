@@ -1,5 +1,5 @@
-//! Streams on conditioned descriptors (fdopen(3)): libc reads and writes a stream of its own by calls that nobody sees, so
-//! one is made that goes through this library, request by request.
+//! Streams on conditioned descriptors (fdopen(3)): libc reads and writes a stream of its own by calls that nobody sees,
+//! so one is made that goes through this library, request by request.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -101,8 +101,8 @@ pub(crate) fn descriptor(file: *mut FILE) -> Option<c_int> {
     streams().iter().find(|stream| stream.file == file as usize).map(|stream| stream.fd)
 }
 
-/// The program ends: what is still buffered goes out before its connections end, which libc would do after. A stream that
-/// another thread is using is left to it.
+/// The program ends: what is still buffered goes out before its connections end, which libc would do after. A stream
+/// that another thread is using is left to it.
 pub(crate) fn flush_all() {
     // Most programs have none, and end as they would without.
     if COUNT.load(Ordering::Acquire) == 0 && !server::is_ours(libc::STDOUT_FILENO) {

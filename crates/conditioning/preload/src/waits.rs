@@ -8,8 +8,8 @@ use tidegate_conditioning::server::{self, WaitAlone, Waited};
 use crate::fail;
 use crate::next::next;
 
-/// Waits by `real`, which is given where events go, for how many there is room, and whether it may wait: not if there are
-/// events already.
+/// Waits by `real`, which is given where events go, for how many there is room, and whether it may wait: not if there
+/// are events already.
 fn wait(
     epoll: c_int,
     events: *mut epoll_event,
@@ -125,7 +125,8 @@ pub unsafe extern "C" fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: 
     }
 }
 
-/// For how long a wait goes on that hides something, until it looks whether to do so still: another thread may end the response.
+/// For how long a wait goes on that hides something, until it looks whether to do so still: another thread may end the
+/// response.
 const HIDDEN: Duration = Duration::from_millis(20);
 
 fn milliseconds(time: Duration) -> c_int {
@@ -142,8 +143,8 @@ fn is_over(until: Option<Instant>) -> bool {
     until.is_some_and(|until| Instant::now() >= until)
 }
 
-/// Waits by `real`, which is given the longest time if that is another than the caller's, and tells of no request that is not
-/// the server's turn to read: a client that has sent two would keep the server from waiting.
+/// Waits by `real`, which is given the longest time if that is another than the caller's, and tells of no request that
+/// is not the server's turn to read: a client that has sent two would keep the server from waiting.
 fn poll_hiding(
     descriptors: *mut pollfd,
     count: nfds_t,

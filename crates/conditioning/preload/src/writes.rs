@@ -17,7 +17,8 @@ fn wrote(fd: c_int, buffer: *const c_void, written: ssize_t) {
     }
 }
 
-/// Whether the bytes that are sent with these flags have been copied when the call returns: only then others may take their place.
+/// Whether the bytes that are sent with these flags have been copied when the call returns: only then others may take
+/// their place.
 fn are_copied(flags: c_int) -> bool {
     flags & libc::MSG_ZEROCOPY == 0
 }
@@ -62,7 +63,8 @@ fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
     Some(unsafe { std::slice::from_raw_parts(buffer.cast(), length) })
 }
 
-/// Writes several buffers by `real`, which sends with `flags`, with what is to be written instead of their beginning: a response's head is in the first one.
+/// Writes several buffers by `real`, which sends with `flags`, with what is to be written instead of their beginning: a
+/// response's head is in the first one.
 fn write_many(fd: c_int, vectors: &[iovec], flags: c_int, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
     let first = vectors.iter().position(|vector| vector.iov_len > 0);
     let head = first.filter(|_| are_copied(flags));
@@ -230,8 +232,8 @@ pub unsafe extern "C" fn sendmsg(fd: c_int, message: *const msghdr, flags: c_int
 /// The kernel takes no more at a time (UIO_MAXIOV).
 const MOST_MESSAGES: c_uint = 1024;
 
-/// sendmmsg(2): one message at a time where there is something to be seen, as the system call may return fewer than were
-/// asked for.
+/// sendmmsg(2): one message at a time where there is something to be seen, as the system call may return fewer than
+/// were asked for.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn sendmmsg(
     fd: c_int,

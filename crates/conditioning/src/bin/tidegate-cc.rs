@@ -1,5 +1,5 @@
-//! The filters of connection conditioning, each started as a process of its own, and the launcher of a chain: what the C
-//! library starts for a server that was written with it.
+//! The filters of connection conditioning, each started as a process of its own, and the launcher of a chain: what the
+//! C library starts for a server that was written with it.
 
 use std::process::ExitCode;
 

@@ -1,5 +1,5 @@
-//! `normalize`: one form per URL; what is malformed or ambiguous is refused, the slashes of the "beck" attack (§3.1) go. CONNECT
-//! goes with them: an origin server makes no tunnels, and what a tunnel carries is seen by no filter.
+//! `normalize`: one form per URL; what is malformed or ambiguous is refused, the slashes of the "beck" attack (§3.1)
+//! go. CONNECT goes with them: an origin server makes no tunnels, and what a tunnel carries is seen by no filter.
 
 use std::time::Instant;
 

@@ -1,5 +1,5 @@
-//! `police`: token buckets and priorities per URL, cookie and address range, by the same rules, tables and buckets as the
-//! gate: the `[[request]]` and `[[connection]]` tables of a configuration file.
+//! `police`: token buckets and priorities per URL, cookie and address range, by the same rules, tables and buckets as
+//! the gate: the `[[request]]` and `[[connection]]` tables of a configuration file.
 
 mod file;
 

@@ -1,4 +1,5 @@
-//! `slowread`: no address range may occupy more than its share of the connections in service (§4.2, slow read prevention).
+//! `slowread`: no address range may occupy more than its share of the connections in service (§4.2, slow read
+//! prevention).
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::net::IpAddr;
@@ -98,7 +99,8 @@ pub struct SlowRead {
     shares: Shares,
     refuses: bool,
     in_service: HashSet<Id>,
-    /// Requests that wait. One that was closed before its turn, such as one that was presented again, is still in its queue.
+    /// Requests that wait. One that was closed before its turn, such as one that was presented again, is still in its
+    /// queue.
     held: HashSet<Id>,
     /// What waits, by narrow range; the ranges take turns.
     waiting: HashMap<(u8, u128), VecDeque<(Id, IpAddr)>>,

@@ -1,5 +1,5 @@
-//! Connections come in, from the listening socket or from the upstream neighbour, and end; out of descriptors, others make
-//! room for them.
+//! Connections come in, from the listening socket or from the upstream neighbour, and end; out of descriptors, others
+//! make room for them.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -22,8 +22,8 @@ impl Keeper {
                     };
                     self.counters.accepted_total.add(1);
                     let _ = rustix::net::sockopt::set_tcp_nodelay(&socket, true);
-                    // HTTP knows no urgent data: to every program of the chain, and to the server, it is what it is to a reader that
-                    // knows none either, a byte like others in its place.
+                    // HTTP knows no urgent data: to every program of the chain, and to the server, it is what it is to
+                    // a reader that knows none either, a byte like others in its place.
                     let _ = rustix::net::sockopt::set_socket_oobinline(&socket, true);
                     if !self.make_room() {
                         self.counters.refused_total.add(1);
@@ -62,8 +62,8 @@ impl Keeper {
         self.connections.len() + self.draining.len() < self.settings.most || self.end_one_under_pressure()
     }
 
-    /// Out of descriptors: what is over goes first, then the idlest connection; then one that is incomplete, along the heaviest path of
-    /// the tree over the address (§4.2).
+    /// Out of descriptors: what is over goes first, then the idlest connection; then one that is incomplete, along the
+    /// heaviest path of the tree over the address (§4.2).
     fn end_one_under_pressure(&mut self) -> bool {
         if self.draining.give_up_one() {
             return true;
@@ -150,8 +150,8 @@ impl Keeper {
         if connection.is_refused || is_last_to_hold {
             // Filters that have not learned of the last request's end hold the socket a moment longer.
             let _ = rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Write);
-            // Requests that nobody will answer: unread, they would turn the close into a reset, which destroys the end of
-            // the last response under way.
+            // Requests that nobody will answer: unread, they would turn the close into a reset, which destroys the end
+            // of the last response under way.
             let sent = discard_unread(connection.socket.as_fd());
             drains = sent != Sent::All && connection.may_send_in_vain();
         }

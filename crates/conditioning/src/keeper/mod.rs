@@ -38,8 +38,8 @@ const KEY_LISTENERS: u64 = LAST_LISTENER + 1 - MOST_LISTENERS as u64;
 pub(crate) const MOST_LISTENERS: usize = 16;
 /// What the ledger knows and no notice said is looked for this often.
 const SWEEP: Duration = TICK;
-/// A request that drips in is looked at this often at most, and only when more of it arrived, so that each byte does not
-/// cost a look at all before it.
+/// A request that drips in is looked at this often at most, and only when more of it arrived, so that each byte does
+/// not cost a look at all before it.
 const DRIP: Duration = Duration::from_millis(50);
 /// Looks before a connection counts as dripping.
 const PROMPT_LOOKS: u8 = 8;
@@ -231,8 +231,9 @@ impl Keeper {
         }
     }
 
-    /// The client waits for leave to send its content (RFC 9110 §10.1.1), and a server would wait for the client. It may give leave
-    /// once more when it has the request: a client takes any number of interim responses (RFC 9110 §15.2).
+    /// The client waits for leave to send its content (RFC 9110 §10.1.1), and a server would wait for the client. It
+    /// may give leave once more when it has the request: a client takes any number of interim responses (RFC 9110
+    /// §15.2).
     fn give_leave(&mut self, key: u64) {
         const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
         let Some(connection) = self.connections.get(key) else { return };
@@ -332,8 +333,8 @@ impl Keeper {
         match self.place.ledger.present(connection.slot) {
             Some(id) => {
                 connection.presented(id);
-                // What is there already is not reported again, nor the client's end; and without `keep` the server's has to be
-                // known.
+                // What is there already is not reported again, nor the client's end; and without `keep` the server's
+                // has to be known.
                 if connection.has_more || connection.is_half_closed || !self.settings.keep {
                     self.place.ledger.ask(id);
                 }

@@ -37,13 +37,14 @@ impl Keeper {
         };
         let Some(connection) = self.connections.by_index(index) else { return };
         let key = connection.key(index);
-        // News of a presentation that is over: since then, a neighbour's death may have brought the connection here, and
-        // its next request to the server.
+        // News of a presentation that is over: since then, a neighbour's death may have brought the connection here,
+        // and its next request to the server.
         let (generation, state) = self.place.ledger.state(id.slot);
         let is_current = generation == id.generation;
         match notice {
             Notice::ClosedForAll(_) if !is_current => {}
-            // It may be of a request that the server has read itself, and the neighbours act on news of the last one only.
+            // It may be of a request that the server has read itself, and the neighbours act on news of the last one
+            // only.
             Notice::ClosedForAll(_) => {
                 connection.id = Some(id);
                 self.end(index);
@@ -100,8 +101,8 @@ impl Keeper {
         let last = Id { slot: id.slot, generation };
         match state {
             State::Held if last == id && connection.bundle.is_some() => return self.queue_again(key),
-            // Kept further on by a process that is no more: it lives on here. A copy of its last request may be under way,
-            // which from now on no server can claim.
+            // Kept further on by a process that is no more: it lives on here. A copy of its last request may be under
+            // way, which from now on no server can claim.
             State::Held | State::EndedLocally if self.settings.keep => {
                 if self.place.ledger.present(id.slot).is_none() {
                     return Flow::Continue(());
@@ -251,7 +252,8 @@ mod tests {
         assert_eq!(neighbours.told(), Some(Notice::ClosedForAll(id)));
     }
 
-    /// The filters before it were told of the request that had been presented, did not believe it, and kept their handles for ever.
+    /// The filters before it were told of the request that had been presented, did not believe it, and kept their
+    /// handles for ever.
     #[test]
     fn neighbours_are_told_of_a_connections_end_by_the_last_request_that_the_server_has_read_itself() {
         for end in [State::EndedLocally, State::EndedForAll] {

@@ -1,8 +1,8 @@
 //! How a keeper hears of a connection's next request.
 //!
-//! The keeper nearest to the server leaves the socket registered, edge-triggered, while the server has it: what the client
-//! sends next is reported, and the ledger says whether the server is done. So an ordinary request needs no notice, and
-//! nobody is woken by its end. Only when the client sends more before that, a notice is asked for.
+//! The keeper nearest to the server leaves the socket registered, edge-triggered, while the server has it: what the
+//! client sends next is reported, and the ledger says whether the server is done. So an ordinary request needs no
+//! notice, and nobody is woken by its end. Only when the client sends more before that, a notice is asked for.
 
 use std::os::fd::AsFd;
 
@@ -134,7 +134,8 @@ mod tests {
     use crate::neighbours::tests::Neighbours;
     use crate::wire::Notice;
 
-    /// It was there when the upload was looked at, but beyond what was looked at: it was found a second or two after the response.
+    /// It was there when the upload was looked at, but beyond what was looked at: it was found a second or two after
+    /// the response.
     #[test]
     fn request_behind_an_upload_longer_than_a_look_is_told_of() {
         let (mut place, mut neighbours) = Neighbours::around();

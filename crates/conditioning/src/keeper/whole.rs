@@ -81,8 +81,8 @@ impl Reader {
             let head_bytes = present.len() as u32;
             return Ok(Progression::Whole(Whole { head_bytes, socket_bytes: UNKNOWN_END, flags }));
         };
-        // RFC 9110 §10.1.1: the client waits for a word before it sends the content. Of more than is waited for, the server
-        // decides, because to refuse is worth most there.
+        // RFC 9110 §10.1.1: the client waits for a word before it sends the content. Of more than is waited for, the
+        // server decides, because to refuse is worth most there.
         let is_the_servers = expects && content_length > self.content_bytes;
         if (content.len() as u64) < content_length.min(self.content_bytes) && !is_the_servers {
             let waits = expects && content.is_empty();

@@ -154,7 +154,8 @@ impl Child {
     }
 }
 
-/// Messages that are heard of a filter at once, so that one that says more and more keeps the launcher from nothing else.
+/// Messages that are heard of a filter at once, so that one that says more and more keeps the launcher from nothing
+/// else.
 const MOST_MESSAGES: usize = 8;
 
 /// User and group.
@@ -162,7 +163,8 @@ static FILTER_USER: OnceLock<(libc::uid_t, libc::gid_t)> = OnceLock::new();
 static PREEMPTS: AtomicBool = AtomicBool::new(false);
 static FILES: OnceLock<Rlimit> = OnceLock::new();
 
-/// By seccomp each connection takes two descriptors of the launcher's. Its children begin with the limit that it was started with.
+/// By seccomp each connection takes two descriptors of the launcher's. Its children begin with the limit that it was
+/// started with.
 pub fn raise_descriptor_limit() {
     FILES.get_or_init(neighbours::raise_descriptor_limit);
 }
@@ -189,8 +191,8 @@ pub fn become_user(name: &str) -> Result<(), LaunchError> {
     Ok(())
 }
 
-/// Has a program that knows nothing of [`crate::confine`] begin without what filters give up by themselves: root, unless the
-/// filters' user may not read or execute it, and the ability to gain privileges.
+/// Has a program that knows nothing of [`crate::confine`] begin without what filters give up by themselves: root,
+/// unless the filters' user may not read or execute it, and the ability to gain privileges.
 fn confine_program(command: &mut Command, program: &Path) {
     let user = FILTER_USER.get().copied();
     let path = std::ffi::CString::new(program.as_os_str().as_bytes()).unwrap_or_default();
@@ -199,7 +201,8 @@ fn confine_program(command: &mut Command, program: &Path) {
     let become_user = move || {
         let Some((user, group)) = user else { return Ok(()) };
         let check = |result: libc::c_int| if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) };
-        // SAFETY: system calls with numbers, an empty list and terminated strings, in a child that nobody shares memory with.
+        // SAFETY: system calls with numbers, an empty list and terminated strings, in a child that nobody shares memory
+        // with.
         unsafe {
             check(libc::setgroups(0, std::ptr::null()))?;
             check(libc::setegid(group))?;

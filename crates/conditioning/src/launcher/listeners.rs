@@ -1,10 +1,11 @@
 //! The listening sockets of a statically linked server, each with what the kernel would have given it.
 //!
-//! In the place of each the server has one end of a pair of its own, and the launcher the other. A byte makes the server's
-//! end readable, so that poll and epoll report it, edge-triggered sets too: each connection brings a byte. An accept takes
-//! all bytes off again. When the server has closed its end everywhere, the launcher's end hangs up.
+//! In the place of each the server has one end of a pair of its own, and the launcher the other. A byte makes the
+//! server's end readable, so that poll and epoll report it, edge-triggered sets too: each connection brings a byte. An
+//! accept takes all bytes off again. When the server has closed its end everywhere, the launcher's end hangs up.
 //!
-//! Sockets with the same address (SO_REUSEPORT) are one listener: any of them may take a connection, and all are told of it.
+//! Sockets with the same address (SO_REUSEPORT) are one listener: any of them may take a connection, and all are told
+//! of it.
 
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -24,8 +25,8 @@ pub struct Accepted {
     pub peer: SocketAddr,
 }
 
-/// Connections that are set aside for a listener, at most: each takes three descriptors of the launcher's. Further ones wait on the
-/// link, and others behind them.
+/// Connections that are set aside for a listener, at most: each takes three descriptors of the launcher's. Further ones
+/// wait on the link, and others behind them.
 const MOST_SET_ASIDE: usize = 64;
 /// A listener from which nobody has accepted for so long is given up: what comes beyond that is ended.
 const GIVEN_UP_AFTER: Duration = Duration::from_secs(60);
@@ -68,7 +69,8 @@ pub struct Listener {
     id: u64,
     bound: Listening,
     sockets: Vec<ListeningSocket>,
-    /// Taken off the link, and not accepted yet: what others were waited for behind, and what an interrupted accept left.
+    /// Taken off the link, and not accepted yet: what others were waited for behind, and what an interrupted accept
+    /// left.
     waiting: VecDeque<Accepted>,
     /// Nobody accepts from it.
     pub is_stalled: bool,
@@ -97,7 +99,8 @@ impl Listener {
         self.accepted = now;
     }
 
-    /// Whether the next connection is to be taken off the link, be it to end it: others are behind it, and nobody takes it.
+    /// Whether the next connection is to be taken off the link, be it to end it: others are behind it, and nobody takes
+    /// it.
     pub fn lets_others_pass(&self, now: Instant) -> bool {
         let has_room = self.waiting.len() < MOST_SET_ASIDE;
         self.is_stalled && (has_room || now.duration_since(self.accepted) >= GIVEN_UP_AFTER)
@@ -205,8 +208,8 @@ impl Listeners {
         self.all.first()
     }
 
-    /// Tells the sockets of what came, and those that an accept has hushed of what is left; `offered` is the listener for which
-    /// a connection is on the link.
+    /// Tells the sockets of what came, and those that an accept has hushed of what is left; `offered` is the listener
+    /// for which a connection is on the link.
     pub fn tell(&mut self, offered: Option<u64>) {
         for listener in &mut self.all {
             let has_connection = listener.has_waiting() || offered == Some(listener.id);
@@ -216,8 +219,8 @@ impl Listeners {
         }
     }
 
-    /// The connection that sockets were told of is for another now, which listens since: a server whose accept waits would wait in
-    /// vain. Only those are found that are where they were when they began to listen.
+    /// The connection that sockets were told of is for another now, which listens since: a server whose accept waits
+    /// would wait in vain. Only those are found that are where they were when they began to listen.
     pub fn hush_in_vain(&mut self, offered: Option<u64>) {
         let in_vain = |listener: &&mut Listener| !listener.has_waiting() && offered != Some(listener.id);
         for listener in self.all.iter_mut().filter(in_vain) {

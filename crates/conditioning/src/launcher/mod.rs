@@ -1,7 +1,7 @@
 //! Starts a chain of filters and the command behind it, and keeps the chain whole.
 //!
-//! The launcher owns both ends of every link. A filter that dies is started anew on the same links, so that nothing that
-//! was under way in them is lost and no neighbour has to connect again.
+//! The launcher owns both ends of every link. A filter that dies is started anew on the same links, so that nothing
+//! that was under way in them is lost and no neighbour has to connect again.
 
 mod asker;
 mod children;
@@ -52,9 +52,9 @@ pub struct ConditionArgs {
     /// Address and port that clients connect to; `:80` listens on every address. May be given several times.
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, required = true)]
     pub listen: Vec<SocketAddr>,
-    /// A filter and its arguments, the nearest to the client first; a name with a slash is a program of your own, and one
-    /// with a + before it shares the process of the filter before it: cheaper, and not kept apart from it.
-    /// Without any: package, persist, normalize, prior.
+    /// A filter and its arguments, the nearest to the client first; a name with a slash is a program of your own, and
+    /// one with a + before it shares the process of the filter before it: cheaper, and not kept apart from it. Without
+    /// any: package, persist, normalize, prior.
     #[arg(long = "filter", value_name = "NAME[=ARGS]")]
     pub filters: Vec<FilterSpec>,
     /// Port that COMMAND listens on, if it is not the one of the first --listen.
@@ -74,8 +74,8 @@ pub struct ConditionArgs {
     #[arg(long)]
     pub preempt: bool,
     /// How long a server that waits for events (epoll), or has processes of one thread, may keep a connection after its
-    /// response and read the next request itself: nearly as many requests as without a chain. For chains of package, persist,
-    /// normalize and prior only; 0: not at all.
+    /// response and read the next request itself: nearly as many requests as without a chain. For chains of package,
+    /// persist, normalize and prior only; 0: not at all.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 0)]
     pub linger: u64,
     /// User that filters become when they are started as root.
@@ -176,8 +176,8 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
 }
 
 /// Runs a chain for a server that was started by somebody else and holds the other end of the last link: what
-/// cc_createlsock starts. What belongs to the chain is inherited, as by a filter that is first and last at once. Returns
-/// when that server is gone.
+/// cc_createlsock starts. What belongs to the chain is inherited, as by a filter that is first and last at once.
+/// Returns when that server is gone.
 ///
 /// # Errors
 /// See [`LaunchError`].
@@ -386,8 +386,8 @@ impl RunningChain {
         if let Some(command) = command {
             watched.push(PollFd::from_borrowed_fd(command.pidfd(), PollFlags::IN));
         }
-        // Only its hang-up is of interest: the server's processes are gone. Where they ask, this process has the other end of the
-        // link, and the last of them takes its questions with it once it has been collected.
+        // Only its hang-up is of interest: the server's processes are gone. Where they ask, this process has the other
+        // end of the link, and the last of them takes its questions with it once it has been collected.
         let last_link = self.filters.last().map(FilterProcess::downstream);
         let last_link = self.questions.as_ref().map(AsFd::as_fd).or(last_link);
         if let Some(link) = last_link {
@@ -483,7 +483,8 @@ impl RunningChain {
         }
     }
 
-    /// Says who serves where. Not before the server does: what keeps it from that is the one line that is to be seen then.
+    /// Says who serves where. Not before the server does: what keeps it from that is the one line that is to be seen
+    /// then.
     fn announce(&self, served: &Served<'_>) {
         let addresses: Vec<_> = served.addresses.iter().map(SocketAddr::to_string).collect();
         let filters: Vec<_> = self.filters.iter().map(FilterProcess::name).collect();
@@ -511,8 +512,8 @@ impl RunningChain {
         self.filters.last().is_some_and(|last| link::unread_bytes(last.downstream()) > 0)
     }
 
-    /// Looks after the turns of the server's processes, if it is time to: signals, and what ends, come in between. `last` is what
-    /// was found the last time.
+    /// Looks after the turns of the server's processes, if it is time to: signals, and what ends, come in between.
+    /// `last` is what was found the last time.
     fn tend_turns(&self, last: &mut Option<Tended>, now: Instant) {
         if last.is_some_and(|last| !last.is_due(now)) {
             return;
@@ -524,8 +525,8 @@ impl RunningChain {
         *last = Some(tended);
     }
 
-    /// Has the filters before the one at `at` hand again what nobody has claimed. One of another origin may not keep what it
-    /// handed on: those before it do it, too.
+    /// Has the filters before the one at `at` hand again what nobody has claimed. One of another origin may not keep
+    /// what it handed on: those before it do it, too.
     fn hand_again(&self, at: usize) {
         for before in self.filters[..at].iter().rev() {
             before.say(word::HAND_AGAIN);

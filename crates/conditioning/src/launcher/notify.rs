@@ -1,14 +1,14 @@
 //! Statically linked servers, which no preload library reaches: their bind, listen and accept are answered by the
 //! launcher (seccomp user notification, seccomp_unotify(2)).
 //!
-//! On the chain's port nothing is bound, and `listen` puts one end of a pair in the socket's place, under the same number,
-//! so that the server's poll and epoll work on it (see [`super::listeners`]). `accept` returns one end of another pair; the
-//! launcher relays between the other end and the client, with the request's end and the response's end in view (see
-//! [`super::relay`]). Options of TCP that the server sets at its end are set at the client's socket.
+//! On the chain's port nothing is bound, and `listen` puts one end of a pair in the socket's place, under the same
+//! number, so that the server's poll and epoll work on it (see [`super::listeners`]). `accept` returns one end of
+//! another pair; the launcher relays between the other end and the client, with the request's end and the response's
+//! end in view (see [`super::relay`]). Options of TCP that the server sets at its end are set at the client's socket.
 //!
-//! A connection stays on the chain's link until the server accepts it, so that filters decide on the order until then. The
-//! launcher looks at the first only, and tells the listener that it is for. One for a listener of which nobody accepts would
-//! keep those behind it from theirs: after a while it is set aside.
+//! A connection stays on the chain's link until the server accepts it, so that filters decide on the order until then.
+//! The launcher looks at the first only, and tells the listener that it is for. One for a listener of which nobody
+//! accepts would keep those behind it from theirs: after a while it is set aside.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -182,8 +182,8 @@ impl Supervisor {
         }
     }
 
-    /// How long the listener that is offered a connection may take yet; `None`: it keeps nobody from anything, or the server has
-    /// yet to begin to accept.
+    /// How long the listener that is offered a connection may take yet; `None`: it keeps nobody from anything, or the
+    /// server has yet to begin to accept.
     fn time_to_stall(&self) -> Option<Duration> {
         let offered = self.offered.as_ref().filter(|_| self.listeners.len() > 1)?;
         let limit = || STALLED_AFTER.saturating_sub(offered.since.elapsed());

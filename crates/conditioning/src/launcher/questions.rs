@@ -13,8 +13,8 @@ const CALLS: [libc::c_long; 6] = [
     libc::SYS_getpeername,
 ];
 
-/// So are getsockopt and setsockopt, of every level but SOL_SOCKET, and of these there: what stands in a TCP socket's place
-/// has the others itself.
+/// So are getsockopt and setsockopt, of every level but SOL_SOCKET, and of these there: what stands in a TCP socket's
+/// place has the others itself.
 const OF_SOCKETS: [libc::c_int; 5] =
     [libc::SO_TYPE, libc::SO_PROTOCOL, libc::SO_DOMAIN, libc::SO_ACCEPTCONN, libc::SO_LINGER];
 
@@ -33,8 +33,8 @@ const ASK_AT: usize = ALLOW_AT + 1;
 
 /// The filter, for bpf(4)'s old machine. A jump counts from the step after it.
 fn program() -> [libc::sock_filter; ASK_AT + 1] {
-    // struct seccomp_data: the call's number at 0, the architecture at 4, arguments of 64 bits from 16 on, of which these
-    // machines have the lower half first.
+    // struct seccomp_data: the call's number at 0, the architecture at 4, arguments of 64 bits from 16 on, of which
+    // these machines have the lower half first.
     const NUMBER: u32 = 0;
     const ARCH: u32 = 4;
     const LEVEL: u32 = 24;
@@ -65,8 +65,9 @@ fn program() -> [libc::sock_filter; ASK_AT + 1] {
     program
 }
 
-/// Makes [`CALLS`], and those about options of sockets that a relay has not, of this process and its descendants questions
-/// to whoever holds the descriptor, which is sent over `to`. For the time between fork and exec: nothing here allocates.
+/// Makes [`CALLS`], and those about options of sockets that a relay has not, of this process and its descendants
+/// questions to whoever holds the descriptor, which is sent over `to`. For the time between fork and exec: nothing here
+/// allocates.
 pub fn install(to: BorrowedFd<'_>) -> io::Result<()> {
     let mut program = program();
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };

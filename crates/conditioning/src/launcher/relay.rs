@@ -67,7 +67,8 @@ struct Connection {
     response: Pipe,
     /// The client has ended its side: all that it has sent is there.
     is_left: bool,
-    /// And it reads no more, or is told no more: nothing further happens to its socket, which is not watched any longer.
+    /// And it reads no more, or is told no more: nothing further happens to its socket, which is not watched any
+    /// longer.
     is_gone: bool,
     /// The server's side is registered while it is waited for, the client's always: its hang-up is of interest.
     watched: [EventFlags; 2],
@@ -140,8 +141,8 @@ impl Relay {
         })
     }
 
-    /// Takes over an accepted client's socket, with the client's and the server's address. Returns what the server is to get
-    /// in its place.
+    /// Takes over an accepted client's socket, with the client's and the server's address. Returns what the server is
+    /// to get in its place.
     pub fn add(&mut self, client: OwnedFd, (peer, local): Addresses) -> Result<OwnedFd, Errno> {
         let key = self.next_key;
         self.next_key = (self.next_key + 1) % (1 << 62);
@@ -393,7 +394,8 @@ impl Connection {
                 let seen =
                     rustix::net::recv(&self.client, &mut [0u8][..], RecvFlags::PEEK | RecvFlags::DONTWAIT);
                 self.request.has_ended = match seen {
-                    // What came since is found now. What cannot be read although it is there would be reported for ever.
+                    // What came since is found now. What cannot be read although it is there would be reported for
+                    // ever.
                     Ok((1.., _)) if awaited == Awaited::Content => {
                         matches!(server::reading(fd, BUFFER_BYTES), Err(Awaited::Content))
                     }
@@ -457,8 +459,8 @@ impl Connection {
         if self.request.is_empty() && !self.request.has_ended && !server::is_read(fd) {
             client |= EventFlags::IN;
         }
-        // A server that works, or has announced the end, may wait for the client's. It is told once: it would be reported again
-        // and again.
+        // A server that works, or has announced the end, may wait for the client's. It is told once: it would be
+        // reported again and again.
         client.set(EventFlags::RDHUP, server::is_read(fd) && !self.is_left);
         server.set(EventFlags::OUT, !self.request.is_empty());
         server.set(EventFlags::IN, self.response.is_empty() && !self.response.has_ended);
@@ -514,8 +516,8 @@ mod tests {
         (relay, theirs)
     }
 
-    /// A relay of one connection over TCP, of which the filters presented a request: its client, which has sent `sent` from there
-    /// on, and what the server has.
+    /// A relay of one connection over TCP, of which the filters presented a request: its client, which has sent `sent`
+    /// from there on, and what the server has.
     fn relay_of_a_request(sent: &[u8]) -> (Relay, TcpStream, OwnedFd) {
         let (ledger, file) = crate::ledger::Ledger::create().unwrap();
         assert!(ledger.take(1));
@@ -575,8 +577,8 @@ mod tests {
         assert!(read > 0 && has_news(&relay));
     }
 
-    /// A server that worked or was silent never learned of it, and kept connection and descriptors. Where it did, that was reported
-    /// again and again until the server had answered: a core for each such client.
+    /// A server that worked or was silent never learned of it, and kept connection and descriptors. Where it did, that
+    /// was reported again and again until the server had answered: a core for each such client.
     #[test]
     fn a_server_that_works_reads_the_end_of_its_client_and_nothing_is_reported_again() {
         for how in [Some(Shutdown::Write), None] {

@@ -1,8 +1,8 @@
 //! Shared memory in which each connection of a chain has a slot that says who answers for its request.
 //!
-//! The links only carry news; the ledger decides. A request is claimed by one compare-and-swap, so that a bundle that was
-//! handed twice, because a filter died and nobody knows what it had done, is served once. What a dead filter did not
-//! forward is found here.
+//! The links only carry news; the ledger decides. A request is claimed by one compare-and-swap, so that a bundle that
+//! was handed twice, because a filter died and nobody knows what it had done, is served once. What a dead filter did
+//! not forward is found here.
 
 pub(crate) mod namespace;
 mod passed;
@@ -27,8 +27,8 @@ const SAID_LOCAL: u32 = 1 << 23;
 /// Among the same: somebody asked to be told when the server is done, although the connection goes on.
 const TELL: u32 = 1 << 22;
 const HOLDERS: u32 = TELL - 1;
-/// The state that stands for [`State::Accepted`] while one process alone has the request, and its number in the place of how
-/// many. Linux gives no number that has more bits (PID_MAX_LIMIT). So a claim says at once whose it is.
+/// The state that stands for [`State::Accepted`] while one process alone has the request, and its number in the place
+/// of how many. Linux gives no number that has more bits (PID_MAX_LIMIT). So a claim says at once whose it is.
 const ACCEPTED_BY: u64 = 6;
 
 #[repr(C)]
@@ -284,8 +284,8 @@ impl Ledger {
         if self.knows_this_process() { process } else { 0 }
     }
 
-    /// Takes a request to serve it, in the process `holder`: true for one process only. Who sees that it was taken sees by
-    /// whom, so that nobody waits for a process that was killed at that moment.
+    /// Takes a request to serve it, in the process `holder`: true for one process only. Who sees that it was taken sees
+    /// by whom, so that nobody waits for a process that was killed at that moment.
     pub fn claim_for(&self, id: Id, holder: u32) -> bool {
         let holder = self.known_as(holder);
         self.update(id.slot, |generation, state, holders| {
@@ -346,8 +346,8 @@ impl Ledger {
         });
     }
 
-    /// The accepted socket of this cookie is about to go to another process, which asks by [`Self::passed`]. False if there is
-    /// no room.
+    /// The accepted socket of this cookie is about to go to another process, which asks by [`Self::passed`]. False if
+    /// there is no room.
     pub fn pass(&self, cookie: u64, passage: &Passage) -> bool {
         let is_over = |id: Id| self.state(id.slot) != (id.generation, State::Accepted);
         self.map().passed.put(cookie, passage, is_over)
@@ -358,8 +358,8 @@ impl Ledger {
         self.map().passed.take(cookie)
     }
 
-    /// Asks that a notice be sent when the server is done with this presentation. False if it is over already: then none
-    /// may come.
+    /// Asks that a notice be sent when the server is done with this presentation. False if it is over already: then
+    /// none may come.
     pub fn ask(&self, id: Id) -> bool {
         self.update_word(id.slot, |word| {
             let is_open = matches!(State::from_bits(word), State::Held | State::Accepted);
@@ -369,8 +369,8 @@ impl Ledger {
     }
 
     /// A process is done with the socket. It may know how the connection is to end: if not, those who held it before
-    /// decide, and if none of them said anything, it ends for everybody. Returns the end if this was the last process, and
-    /// whether a notice is due: somebody asked for one, or has to close the socket.
+    /// decide, and if none of them said anything, it ends for everybody. Returns the end if this was the last process,
+    /// and whether a notice is due: somebody asked for one, or has to close the socket.
     pub fn release(&self, id: Id, end: Option<State>) -> Option<(State, bool)> {
         let word = self.update(id.slot, |generation, state, holders| {
             let ours = generation == id.generation && state == State::Accepted;
@@ -390,8 +390,8 @@ impl Ledger {
         (state != State::Accepted).then_some((state, is_due))
     }
 
-    /// The only process that holds the socket is done with the request, and keeps it for the next one. False if somebody has
-    /// asked to be told of the end.
+    /// The only process that holds the socket is done with the request, and keeps it for the next one. False if
+    /// somebody has asked to be told of the end.
     pub fn linger(&self, id: Id) -> bool {
         self.update(id.slot, |generation, state, holders| {
             let only = holders & !HOLDERS == 0 && holders <= 1;
@@ -401,7 +401,8 @@ impl Ledger {
         .is_some()
     }
 
-    /// The server that lingers takes the next request, in the process `holder`: its presentation. `None` if a filter was first.
+    /// The server that lingers takes the next request, in the process `holder`: its presentation. `None` if a filter
+    /// was first.
     pub fn resume_for(&self, id: Id, holder: u32) -> Option<Id> {
         let holder = self.known_as(holder);
         let word = self.update(id.slot, |generation, state, _| {
@@ -411,8 +412,8 @@ impl Ledger {
         Some(Id { slot: id.slot, generation: (word >> 32) as u32 })
     }
 
-    /// The server lingers no more, because it, or a filter, ended that: `end` is what becomes of the connection. True for one
-    /// of them only.
+    /// The server lingers no more, because it, or a filter, ended that: `end` is what becomes of the connection. True
+    /// for one of them only.
     pub fn let_go(&self, id: Id, end: State) -> bool {
         self.update(id.slot, |generation, state, _| {
             (generation == id.generation && state == State::Lingering).then(|| end.word(generation, 0))

@@ -1,5 +1,5 @@
-//! In which PID namespace this process is (pid_namespaces(7)): the number by which it knows itself is nobody's, or another's,
-//! elsewhere.
+//! In which PID namespace this process is (pid_namespaces(7)): the number by which it knows itself is nobody's, or
+//! another's, elsewhere.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -13,8 +13,8 @@ pub fn own() -> u32 {
     }
 }
 
-/// Looks for it: a child may be in another one than its parent. Where there is no /proc, such as in a directory that has become
-/// the root, it is taken for the parent's.
+/// Looks for it: a child may be in another one than its parent. Where there is no /proc, such as in a directory that
+/// has become the root, it is taken for the parent's.
 pub fn look() -> u32 {
     if let Ok(file) = rustix::fs::stat(c"/proc/self/ns/pid") {
         OWN.store(file.st_ino as u32, Ordering::Relaxed);

@@ -1,5 +1,5 @@
-//! Connections on their way from one process of the server to another, which gets the socket by SCM_RIGHTS (unix(7)) and
-//! must know what there is to know of it. It finds that here, by the socket's cookie (SO_COOKIE).
+//! Connections on their way from one process of the server to another, which gets the socket by SCM_RIGHTS (unix(7))
+//! and must know what there is to know of it. It finds that here, by the socket's cookie (SO_COOKIE).
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

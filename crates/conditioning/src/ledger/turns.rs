@@ -1,11 +1,13 @@
 //! Which of the server's processes wait for the next request by the link, and which behind those.
 //!
-//! A process that waits by the link is woken by each request that comes while it waits, and the kernel wakes the one that has
-//! waited longest. Of 150 that wait there, each request wakes another, of which nothing is in the processor's caches; and a
-//! burst wakes many, although the first to run takes it all. So a few processes wait by the link, and serve everything
-//! as long as they keep up. The others are called when one of those few takes a request and leaves nobody who waits.
+//! A process that waits by the link is woken by each request that comes while it waits, and the kernel wakes the one
+//! that has waited longest. Of 150 that wait there, each request wakes another, of which nothing is in the processor's
+//! caches; and a burst wakes many, although the first to run takes it all. So a few processes wait by the link, and
+//! serve everything as long as they keep up. The others are called when one of those few takes a request and leaves
+//! nobody who waits.
 //!
-//! What a killed process leaves here costs others a second at most: the launcher looks once a second (see [`Turns::tend`]).
+//! What a killed process leaves here costs others a second at most: the launcher looks once a second (see
+//! [`Turns::tend`]).
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -66,10 +68,11 @@ impl Turns {
         self.see_to_the_next();
     }
 
-    /// A process does not wait by the link any more. If nobody is left there to take the next request, another is called.
+    /// A process does not wait by the link any more. If nobody is left there to take the next request, another is
+    /// called.
     pub fn see_to_the_next(&self) {
-        // Whoever finds no seat and waits behind does so after this, and finds itself called; or had a seat taken before this
-        // by somebody who is still there.
+        // Whoever finds no seat and waits behind does so after this, and finds itself called; or had a seat taken
+        // before this by somebody who is still there.
         if self.seats.iter().all(|seat| seat.load(Ordering::SeqCst) == 0) {
             self.call();
         }
@@ -102,8 +105,9 @@ impl Turns {
         }
     }
 
-    /// Sets right what processes left that were killed, or that do not come although they were woken, such as stopped ones.
-    /// To be called again and again with what the last call returned, but not sooner than [`Tended::is_due`] says.
+    /// Sets right what processes left that were killed, or that do not come although they were woken, such as stopped
+    /// ones. To be called again and again with what the last call returned, but not sooner than [`Tended::is_due`]
+    /// says.
     pub fn tend(
         &self,
         has_unread: bool,
@@ -135,8 +139,8 @@ impl Turns {
 pub struct Tended {
     taken: u32,
     at: Instant,
-    /// A process ended while it waited by the link. It may have received a request and claimed none: whoever handed it on is to
-    /// hand it again.
+    /// A process ended while it waited by the link. It may have received a request and claimed none: whoever handed it
+    /// on is to hand it again.
     pub has_died: bool,
 }
 

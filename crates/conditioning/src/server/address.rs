@@ -68,8 +68,8 @@ pub unsafe fn write(value: SocketAddr, address: *mut sockaddr, length: *mut sock
     }
 }
 
-/// An address as a socket shows it whose listening socket is an IPv6 one, or is not. A server that listens for IPv4 has no
-/// room for another address: nginx closes such a connection at once.
+/// An address as a socket shows it whose listening socket is an IPv6 one, or is not. A server that listens for IPv4 has
+/// no room for another address: nginx closes such a connection at once.
 pub(crate) fn presented(address: SocketAddr, as_v6: bool) -> SocketAddr {
     let ip = match address.ip() {
         IpAddr::V4(v4) if as_v6 => v4.to_ipv6_mapped().into(),

@@ -257,7 +257,8 @@ impl Connection {
         connection
     }
 
-    /// What another process must know to go on with the connection. A response that this one has begun is not followed there.
+    /// What another process must know to go on with the connection. A response that this one has begun is not followed
+    /// there.
     pub fn passage(&self) -> Passage {
         Passage {
             id: self.id,
@@ -306,8 +307,9 @@ impl Connection {
         }
     }
 
-    /// As [`Self::source`], for up to `wanted` bytes: looks how many of those on the socket belong to the request, if that is
-    /// not known. All that are there are found, because a server takes less than it wanted for all that there was.
+    /// As [`Self::source`], for up to `wanted` bytes: looks how many of those on the socket belong to the request, if
+    /// that is not known. All that are there are found, because a server takes less than it wanted for all that there
+    /// was.
     pub fn source_of(&mut self, fd: BorrowedFd<'_>, wanted: usize) -> Source {
         let has_looked =
             self.copy_read < self.copy.len() || self.is_the_servers || self.socket_left >= wanted as u64;
@@ -354,8 +356,8 @@ impl Connection {
         self.tracker.as_mut()
     }
 
-    /// The response says that the protocol changes: all that comes is the server's from now on if the request asked for that;
-    /// and nobody's if it did not, or if what comes are requests that no filter could see. True once.
+    /// The response says that the protocol changes: all that comes is the server's from now on if the request asked for
+    /// that; and nobody's if it did not, or if what comes are requests that no filter could see. True once.
     pub fn changes_protocol(&mut self) -> bool {
         let Some(change) = self.tracker.as_ref().and_then(ResponseTracker::change) else { return false };
         self.is_the_servers = self.flags & flags::FINAL != 0 && change == Change::Another;
@@ -376,8 +378,8 @@ impl Connection {
         }
     }
 
-    /// Whether the server wrote by calls that nobody saw, as dprintf(3) does: its response is not followed then, and it may
-    /// be complete.
+    /// Whether the server wrote by calls that nobody saw, as dprintf(3) does: its response is not followed then, and it
+    /// may be complete.
     pub fn wrote_unseen(&self, socket: BorrowedFd<'_>) -> bool {
         let (Some(before), Some(tracker)) = (self.written_before, &self.tracker) else { return false };
         written(socket).is_some_and(|now| now.wrapping_sub(before) > tracker.bytes())
@@ -389,9 +391,10 @@ impl Connection {
         self.wrote_lingering |= self.lingers.is_some();
     }
 
-    /// What the server is to write instead of the first of `bytes`, or of as many as there are: a server that ends each connection
-    /// after one response does so locally, and the client that wanted to keep its connection need not be told.
-    /// Not so where content is still to come: the client may send no more of it, and the server close before it has come.
+    /// What the server is to write instead of the first of `bytes`, or of as many as there are: a server that ends each
+    /// connection after one response does so locally, and the client that wanted to keep its connection need not be
+    /// told. Not so where content is still to come: the client may send no more of it, and the server close before it
+    /// has come.
     pub fn instead_of(&mut self, fd: BorrowedFd<'_>, bytes: &[u8]) -> Option<Vec<u8>> {
         if !self.head_left.is_empty() {
             return Some(self.head_left.clone());
@@ -443,7 +446,8 @@ impl Connection {
         self.source() == Source::Exhausted && self.is_answered()
     }
 
-    /// Whether the response is complete before the request was read to its end, and does not say that the connection ends.
+    /// Whether the response is complete before the request was read to its end, and does not say that the connection
+    /// ends.
     pub fn is_answered_early(&self) -> bool {
         self.lingers.is_none() && (self.is_kept() || self.is_exceeded()) && self.source() != Source::Exhausted
     }
@@ -471,7 +475,8 @@ impl Connection {
         self.persists() && self.is_kept()
     }
 
-    /// Whether the server goes on where there is nothing to go on with: the client has asked for one response, and has it, or has more.
+    /// Whether the server goes on where there is nothing to go on with: the client has asked for one response, and has
+    /// it, or has more.
     pub fn goes_on_in_vain(&self) -> bool {
         let is_last = !self.persists() && self.is_kept() || self.is_exceeded();
         is_last && self.source() == Source::Exhausted
@@ -496,8 +501,9 @@ impl Connection {
         if self.is_untouched { None } else { Some(false) }
     }
 
-    /// The server closes its end only. Takes what is left of the request off the socket, and says whether the connection
-    /// can go on: the rest was there, and the client wants to keep it. `None`: another process has the request.
+    /// The server closes its end only. Takes what is left of the request off the socket, and says whether the
+    /// connection can go on: the rest was there, and the client wants to keep it. `None`: another process has the
+    /// request.
     pub fn close_locally(&mut self, fd: BorrowedFd<'_>) -> Option<bool> {
         if self.is_shared && self.is_untouched {
             return None;
@@ -511,8 +517,8 @@ impl Connection {
         Some(self.skip(fd) == Source::Exhausted)
     }
 
-    /// Takes what is there of the request off the socket, which nobody will read, but no more than 4 MiB of it. Returns where
-    /// the next bytes are.
+    /// Takes what is there of the request off the socket, which nobody will read, but no more than 4 MiB of it. Returns
+    /// where the next bytes are.
     pub fn skip(&mut self, fd: BorrowedFd<'_>) -> Source {
         self.copy = Vec::new();
         self.copy_read = 0;
@@ -534,8 +540,8 @@ impl Connection {
         self.chain.ledger.share(self.id);
     }
 
-    /// Another process has the request now: unless this one does something with it again, its close says nothing about how the
-    /// connection ends.
+    /// Another process has the request now: unless this one does something with it again, its close says nothing about
+    /// how the connection ends.
     pub fn leave_to_others(&mut self) {
         self.is_untouched = true;
     }
@@ -609,7 +615,8 @@ impl Connection {
     }
 }
 
-/// Bytes that were ever written to a TCP socket: those that were sent, but for repetitions, and those that were not yet.
+/// Bytes that were ever written to a TCP socket: those that were sent, but for repetitions, and those that were not
+/// yet.
 fn written(fd: BorrowedFd<'_>) -> Option<u64> {
     /// `struct tcp_info` (linux/tcp.h), of which libc has the beginning only.
     const NOTSENT_BYTES: usize = 144;
@@ -633,8 +640,8 @@ fn written(fd: BorrowedFd<'_>) -> Option<u64> {
     Some(long(BYTES_SENT)?.wrapping_sub(long(BYTES_RETRANS)?).wrapping_add(notsent.into()))
 }
 
-/// Whether the server's close is to reset the connection (SO_LINGER with no time, socket(7)): it tells the client that what it got is not
-/// all. To connect it to nothing does that at once (connect(2)), however many have the socket.
+/// Whether the server's close is to reset the connection (SO_LINGER with no time, socket(7)): it tells the client that
+/// what it got is not all. To connect it to nothing does that at once (connect(2)), however many have the socket.
 fn resets(fd: BorrowedFd<'_>) -> bool {
     rustix::net::sockopt::socket_linger(fd) == Ok(Some(std::time::Duration::ZERO))
 }

@@ -1,5 +1,5 @@
-//! Chunked content whose end no filter has seen (RFC 9112 §7.1): what belongs to it is found on the socket before the server
-//! reads it, so that it reads nothing beyond.
+//! Chunked content whose end no filter has seen (RFC 9112 §7.1): what belongs to it is found on the socket before the
+//! server reads it, so that it reads nothing beyond.
 
 use std::os::fd::BorrowedFd;
 
@@ -44,15 +44,15 @@ impl Chunks {
         self.decoder.is_done()
     }
 
-    /// Looks at up to `wanted` bytes of what is on the socket, of which the first `known` were looked at. Returns how many
-    /// more belong to the content, be they there or not.
+    /// Looks at up to `wanted` bytes of what is on the socket, of which the first `known` were looked at. Returns how
+    /// many more belong to the content, be they there or not.
     pub fn look(&mut self, fd: BorrowedFd<'_>, known: u64, wanted: usize) -> u64 {
         let Ok(known) = usize::try_from(known) else { return 0 };
         if self.is_malformed || wanted <= known {
             return 0;
         }
-        // Room for what is there, and for more than that: what the kernel counts ends before a byte that is urgent (tcp(7)), and what
-        // can be read does not.
+        // Room for what is there, and for more than that: what the kernel counts ends before a byte that is urgent
+        // (tcp(7)), and what can be read does not.
         let there =
             rustix::io::ioctl_fionread(fd).map_or(0, |there| usize::try_from(there).unwrap_or(usize::MAX));
         let wanted = there.saturating_add(BEYOND_BYTES).min(wanted);
@@ -99,7 +99,8 @@ mod tests {
         }
     }
 
-    /// The kernel counts none, and a reader that looks for them finds some: it was told again and again that they are there.
+    /// The kernel counts none, and a reader that looks for them finds some: it was told again and again that they are
+    /// there.
     #[test]
     fn content_behind_a_byte_that_is_urgent_is_found() {
         use std::io::{Read, Write};

@@ -10,8 +10,8 @@ use rustix::io::DupFlags;
 
 use crate::server::{borrow, table};
 
-/// Flags that mean nothing to a socket, and that no file of a server's has together with O_NONBLOCK: they tell, without a look at
-/// the file itself, that a descriptor is the one at end-of-file.
+/// Flags that mean nothing to a socket, and that no file of a server's has together with O_NONBLOCK: they tell, without
+/// a look at the file itself, that a descriptor is the one at end-of-file.
 const MARK: OFlags = OFlags::APPEND.union(OFlags::NOATIME);
 
 /// A socket at end-of-file that takes the place of clients' sockets. Its other end stays open, so that nothing but the
@@ -34,10 +34,11 @@ pub(super) fn at_end_of_file() -> Option<BorrowedFd<'static>> {
     pair.as_ref().map(|(ours, _)| ours.as_fd())
 }
 
-/// Whether all closes of this process are seen. A number that was closed in a way that nobody saw, such as by a program's own
-/// system call, would pass for a connection at end-of-file as something else, and the server's files would look empty. To ask the
-/// kernel each time costs a server like Apache five system calls a request; so it is asked until the process has closed
-/// a number of such descriptors in a way that was seen, and always in one that has been caught closing one otherwise.
+/// Whether all closes of this process are seen. A number that was closed in a way that nobody saw, such as by a
+/// program's own system call, would pass for a connection at end-of-file as something else, and the server's files
+/// would look empty. To ask the kernel each time costs a server like Apache five system calls a request; so it is asked
+/// until the process has closed a number of such descriptors in a way that was seen, and always in one that has been
+/// caught closing one otherwise.
 struct Trust(AtomicU32);
 
 static TRUST: Trust = Trust(AtomicU32::new(0));

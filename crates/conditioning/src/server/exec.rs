@@ -20,8 +20,8 @@ pub(super) fn keep(connection: &Connection) {
     connection.chain().ledger.note_holder(connection.id().slot);
 }
 
-/// In a child of vfork(2), which runs in its parent's memory until it becomes another program: `old`, a connection of the
-/// parent's, is to be the standard stream `new` of that program. So one more process is about to hold it.
+/// In a child of vfork(2), which runs in its parent's memory until it becomes another program: `old`, a connection of
+/// the parent's, is to be the standard stream `new` of that program. So one more process is about to hold it.
 pub(super) fn duplicated_for_another_program(old: RawFd, new: RawFd) {
     // A program's input and output mostly are the same connection, which counts once for the process.
     static COUNTED: Mutex<Option<(u32, Id)>> = Mutex::new(None);
@@ -43,8 +43,9 @@ pub(super) fn listens() {
     HAS_LISTENED.store(true, Ordering::Relaxed);
 }
 
-/// Whether a program that this process becomes or starts may serve the chain: any may as long as nobody listens, and then those
-/// that get something of the chain's along. Programs that a server starts for its own purposes, such as CGI, do not.
+/// Whether a program that this process becomes or starts may serve the chain: any may as long as nobody listens, and
+/// then those that get something of the chain's along. Programs that a server starts for its own purposes, such as CGI,
+/// do not.
 ///
 /// For children of vfork(2), too: it takes no lock.
 pub fn programs_may_serve(becomes_another: bool) -> bool {

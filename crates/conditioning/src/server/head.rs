@@ -19,7 +19,8 @@ pub(super) fn ask_for_the_end(bundle: &mut Bundle) -> bool {
     has_content
 }
 
-/// The head with `Connection: close` in the place of all that it says of the connection. `None` for what is no whole head.
+/// The head with `Connection: close` in the place of all that it says of the connection. `None` for what is no whole
+/// head.
 fn with_close(head: &[u8]) -> Option<Vec<u8>> {
     const CLOSE: &[u8] = b"Connection: close\r\n";
     let mut told = Vec::with_capacity(head.len() + CLOSE.len());

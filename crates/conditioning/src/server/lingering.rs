@@ -1,10 +1,11 @@
 //! A server may keep a connection for a moment after its response, and read the client's next request itself: no filter
-//! presents it, and none of the server's work for a new connection is done. Only for chains without filters that want to see
-//! each request (see [`Terms`]); and only for servers that go on with others meanwhile: those that wait for events, and processes of one
-//! thread that wait for one connection, but no longer than until somebody else has nobody to turn to (see [`WaitAlone`]).
+//! presents it, and none of the server's work for a new connection is done. Only for chains without filters that want
+//! to see each request (see [`Terms`]); and only for servers that go on with others meanwhile: those that wait for
+//! events, and processes of one thread that wait for one connection, but no longer than until somebody else has nobody
+//! to turn to (see [`WaitAlone`]).
 //!
-//! The ledger arbitrates: the server moves *lingering* to *accepted* when the next request is whole, and whoever is first,
-//! server or keeper, moves it to *ended locally*. Whatever is not a whole, small request is the filters' again.
+//! The ledger arbitrates: the server moves *lingering* to *accepted* when the next request is whole, and whoever is
+//! first, server or keeper, moves it to *ended locally*. Whatever is not a whole, small request is the filters' again.
 
 use std::collections::VecDeque;
 use std::mem::MaybeUninit;
@@ -35,8 +36,8 @@ const MOST_STAYS: usize = 16 * MOST;
 const PEEKED_BYTES: usize = 4096;
 /// After so many requests in a row, a process that waits for one connection looks whether another client waits for it.
 const IN_A_ROW: u32 = 100;
-/// A process waits for one connection so long before it looks whether another needs it: clients that are near have asked
-/// again by then, and those that wait for the process meanwhile wait no longer than this.
+/// A process waits for one connection so long before it looks whether another needs it: clients that are near have
+/// asked again by then, and those that wait for the process meanwhile wait no longer than this.
 const UNDISTURBED: Duration = Duration::from_millis(5);
 
 /// On which terms a connection is kept; on none if they are not set.
@@ -94,8 +95,8 @@ pub(super) fn linger(connection: &mut Connection) -> bool {
     let number = NEXT_STAY.fetch_add(1, Ordering::Relaxed);
     connection.begin_to_linger(number);
     COUNT.fetch_add(1, Ordering::Relaxed);
-    // What came before this has been reported to the server already, which need not be told again (edge-triggered epoll),
-    // and not to the filters.
+    // What came before this has been reported to the server already, which need not be told again (edge-triggered
+    // epoll), and not to the filters.
     let is_told_once = !connection.interests.is_empty();
     if is_told_once && rustix::io::ioctl_fionread(borrow(fd)).is_ok_and(|unread| unread > 0) {
         return false;
@@ -170,8 +171,8 @@ pub(super) fn next(connection: &mut Connection, fd: BorrowedFd<'_>) -> Next {
         Some(whole) if is_allowed(connection, &whole, bytes) && connection.resume(&whole, bytes) => {
             Next::Request
         }
-        // Incomplete, malformed, too long or without an end, or not as the filters would have it: they know what to do. Or they
-        // were first.
+        // Incomplete, malformed, too long or without an end, or not as the filters would have it: they know what to do.
+        // Or they were first.
         _ => {
             end_locally(connection);
             Next::Over
@@ -240,8 +241,8 @@ impl WaitAlone {
         Some(Self { fd, stay })
     }
 
-    /// Waits until there is something to read, but at most `timeout`. Ends the stay when its time is over, or when a request
-    /// waits that no other process takes. No lock is held meanwhile: a signal may end the program.
+    /// Waits until there is something to read, but at most `timeout`. Ends the stay when its time is over, or when a
+    /// request waits that no other process takes. No lock is held meanwhile: a signal may end the program.
     ///
     /// # Errors
     /// EINTR.

@@ -1,8 +1,8 @@
 //! Several listening sockets of one server: each accepts the connections that the kernel would have given it.
 //!
-//! All of them are one file, the chain's link, which is readable when a request is there for any of them. Who accepts looks
-//! first whose the next one is, and leaves what is another's in the link. Sets that tell an event once, or to one of several
-//! waiters (EPOLLET, EPOLLEXCLUSIVE; epoll_ctl(2)), are told of it again for the socket that it is for.
+//! All of them are one file, the chain's link, which is readable when a request is there for any of them. Who accepts
+//! looks first whose the next one is, and leaves what is another's in the link. Sets that tell an event once, or to one
+//! of several waiters (EPOLLET, EPOLLEXCLUSIVE; epoll_ctl(2)), are told of it again for the socket that it is for.
 
 use std::cmp::Reverse;
 use std::net::{IpAddr, SocketAddr};
@@ -64,8 +64,8 @@ impl Listening {
     }
 }
 
-/// Which of the listening sockets gets a connection to `local`, as the kernel chooses: by the exact address, else by the wildcard.
-/// If it would have chosen none, the first that can show the client's address, else the first.
+/// Which of the listening sockets gets a connection to `local`, as the kernel chooses: by the exact address, else by
+/// the wildcard. If it would have chosen none, the first that can show the client's address, else the first.
 pub fn chosen(all: impl IntoIterator<Item = Listening>, local: IpAddr) -> Option<usize> {
     let local = local.to_canonical();
     let matches = all.into_iter().map(|one| one.suits(local)).enumerate();
@@ -173,8 +173,8 @@ fn is_anothers(fd: RawFd, at: Listening, chain: &Chain, local: IpAddr) -> bool {
     true
 }
 
-/// Whether what the kernel has on the listening descriptor `fd` is a connection for another: all listening sockets of a chain are
-/// one link, and a server that accepts on a blocking one that it was told of would wait for good.
+/// Whether what the kernel has on the listening descriptor `fd` is a connection for another: all listening sockets of a
+/// chain are one link, and a server that accepts on a blocking one that it was told of would wait for good.
 pub(super) fn is_told_of_anothers(fd: RawFd) -> bool {
     DIFFER.load(Ordering::Acquire)
         && of(fd).is_some_and(|(chain, at)| match link::next(borrow(fd)) {
@@ -195,7 +195,8 @@ fn tell_again(interest: Interest) {
     }
 }
 
-/// A thread that waits for a request of its own, behind another's, looks again at first so soon, and then less and less often.
+/// A thread that waits for a request of its own, behind another's, looks again at first so soon, and then less and less
+/// often.
 const SOONEST: Duration = Duration::from_micros(200);
 const LATEST: Duration = Duration::from_millis(10);
 

@@ -1,7 +1,8 @@
 //! The server's end of a chain: accepts conditioned sockets, bounds what is read from them by the request, follows the
 //! response, and says when the server is done. The C library and the preload library are thin faces of this module.
 //!
-//! No call here goes through libc's wrappers of `read`, `write`, `close` and so on, which the preload library interposes.
+//! No call here goes through libc's wrappers of `read`, `write`, `close` and so on, which the preload library
+//! interposes.
 
 pub mod address;
 pub mod connection;
@@ -115,8 +116,8 @@ pub enum End {
     Local,
 }
 
-/// An address of the connection `fd`, which may be over, as the server's listening socket would show it; `None`: it is no
-/// connection of ours.
+/// An address of the connection `fd`, which may be over, as the server's listening socket would show it; `None`: it is
+/// no connection of ours.
 ///
 /// # Errors
 /// As getsockname(2) and getpeername(2).
@@ -203,13 +204,15 @@ fn accept_from(
     }
 }
 
-/// The flag belongs to the socket, which others had before: it may be either way. To ask first would be as dear as to set it.
+/// The flag belongs to the socket, which others had before: it may be either way. To ask first would be as dear as to
+/// set it.
 fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
     let _ = rustix::fs::fcntl_setfl(fd, if blocking { OFlags::empty() } else { OFlags::NONBLOCK });
 }
 
-/// The server is about to write `bytes`, or the kernel for it: what is to be written instead of the first of them,
-/// or of as many as there are, followed by [`wrote_instead`]; `None`: these bytes. What only lingers goes on without the server.
+/// The server is about to write `bytes`, or the kernel for it: what is to be written instead of the first of them, or
+/// of as many as there are, followed by [`wrote_instead`]; `None`: these bytes. What only lingers goes on without the
+/// server.
 ///
 /// # Errors
 /// EPIPE: the server's end of the connection is over. It was before, or its response is complete, and what it writes now is
@@ -228,8 +231,8 @@ pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, 
     if is_ended(fd) { Err(Errno::PIPE) } else { Ok(None) }
 }
 
-/// The server is about to shut `fd` down: whether that is a matter of its own, of which the client learns nothing. It is once its
-/// response is complete, be it that content of the request is still to come.
+/// The server is about to shut `fd` down: whether that is a matter of its own, of which the client learns nothing. It
+/// is once its response is complete, be it that content of the request is still to come.
 pub fn shuts_down(fd: RawFd) -> bool {
     if let Some(connection) = table::connection(fd) {
         let mut connection = connection.lock();
@@ -243,15 +246,16 @@ pub fn shuts_down(fd: RawFd) -> bool {
     is_ended(fd)
 }
 
-/// The server wrote `written` bytes that begin with `instead`, or with a part of it: what is left of it takes the place of what the server
-/// writes next, since it goes on from bytes of its own.
+/// The server wrote `written` bytes that begin with `instead`, or with a part of it: what is left of it takes the place
+/// of what the server writes next, since it goes on from bytes of its own.
 pub fn wrote_instead(fd: RawFd, instead: &[u8], written: usize) {
     if let Some(connection) = table::connection(fd) {
         connection.lock().wrote_instead(instead, written);
     }
 }
 
-/// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is complete.
+/// The server wrote: `follow` is given the tracker. Ends the server's end of the connection once the response is
+/// complete.
 pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
     let Some(connection) = table::connection(fd) else { return };
     let mut guard = connection.lock();

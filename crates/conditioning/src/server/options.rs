@@ -8,7 +8,8 @@ use rustix::io::Errno;
 
 use super::Listening;
 
-/// Longest value of an option that is handed on. The kernel cuts what it tells to the room there is (`struct tcp_info`).
+/// Longest value of an option that is handed on. The kernel cuts what it tells to the room there is (`struct
+/// tcp_info`).
 pub const MOST_BYTES: usize = 512;
 
 /// What getsockopt(2) says of a listening socket at `listens_on`, where another file stands in its place; `None`: the

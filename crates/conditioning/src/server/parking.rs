@@ -1,8 +1,8 @@
 //! Registrations of a listening descriptor with epoll that nobody waits for are taken back until somebody does.
 //!
-//! Each of the processes of Apache's prefork prepares an epoll set with the listening sockets, and never asks it where there is
-//! only one: it waits in accept(2). For a real listening socket that costs as much for each connection as it did here for each
-//! request: 150 sets are told of it, which took `package` 8 µs.
+//! Each of the processes of Apache's prefork prepares an epoll set with the listening sockets, and never asks it where
+//! there is only one: it waits in accept(2). For a real listening socket that costs as much for each connection as it
+//! did here for each request: 150 sets are told of it, which took `package` 8 µs.
 //!
 //! Only what this process does is seen here. So that is for sets that nobody else can wait in: made by this process
 //! since it last forked, closed in the programs that it starts, and neither duplicated nor passed on.
@@ -63,8 +63,9 @@ fn disown(is_meant: impl Fn(RawFd) -> bool) {
     }
 }
 
-/// The server has registered a descriptor with epoll. Of a listening one, and in a process where nobody waits meanwhile, that
-/// is taken back. A server that waits for events does not want to wait in accept(2), and has said so before.
+/// The server has registered a descriptor with epoll. Of a listening one, and in a process where nobody waits
+/// meanwhile, that is taken back. A server that waits for events does not want to wait in accept(2), and has said so
+/// before.
 pub fn park(interest: Interest) {
     if !table::is_listener(interest.fd)
         || !is_own(interest.epoll)
@@ -87,8 +88,8 @@ pub fn unpark() {
     change(|parked| parked.drain(..).for_each(add));
 }
 
-/// Somebody is about to wait for descriptors. An epoll instance among them may be the one of what is parked by another number,
-/// or have that one in its own set.
+/// Somebody is about to wait for descriptors. An epoll instance among them may be the one of what is parked by another
+/// number, or have that one in its own set.
 pub fn unpark_for(mut descriptors: impl Iterator<Item = RawFd>) {
     if HAS_PARKED.load(Ordering::Acquire) && descriptors.any(may_be_epoll) {
         unpark();
@@ -103,7 +104,8 @@ fn may_be_epoll(fd: RawFd) -> bool {
             .is_ok_and(|file| FileType::from_raw_mode(file.st_mode) == FileType::Unknown)
 }
 
-/// Somebody is about to change what is registered with `epoll`, or to register `fd` with it, which may be an epoll set itself.
+/// Somebody is about to change what is registered with `epoll`, or to register `fd` with it, which may be an epoll set
+/// itself.
 pub fn unpark_to_change(epoll: RawFd, fd: RawFd) {
     if is_own(fd) {
         share(fd);

@@ -1,5 +1,5 @@
-//! Sockets that one process of the server passes to another (SCM_RIGHTS, unix(7)), as a primary process that accepts for
-//! its workers does: the worker reads, answers and ends the connection as if it had accepted it itself.
+//! Sockets that one process of the server passes to another (SCM_RIGHTS, unix(7)), as a primary process that accepts
+//! for its workers does: the worker reads, answers and ends the connection as if it had accepted it itself.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, RawFd};
@@ -58,8 +58,8 @@ pub fn pass(fd: RawFd) -> Result<Option<Passing>, Errno> {
     Ok(Some(Passing { fd, cookie }))
 }
 
-/// Another process has sent `fd`: if it is a connection of the chain, or a handle to its link, it is known as such from now
-/// on. `address` is what the server listens on.
+/// Another process has sent `fd`: if it is a connection of the chain, or a handle to its link, it is known as such from
+/// now on. `address` is what the server listens on.
 pub fn receive(chain: &Arc<Chain>, fd: RawFd, cloexec: bool, address: SocketAddr) {
     let file = |fd| rustix::fs::fstat(fd).ok().map(|stat| (stat.st_dev, stat.st_ino));
     let inet = [AddressFamily::INET, AddressFamily::INET6];

@@ -17,8 +17,8 @@ thread_local! {
     static FORKING: RefCell<Option<RwLockWriteGuard<'static, ()>>> = const { RefCell::new(None) };
 }
 
-/// The table, or something else that a child of a threaded process must not inherit locked, is in use as long as this lives.
-/// Calls nest: dropping a descriptor closes it, which asks the table again.
+/// The table, or something else that a child of a threaded process must not inherit locked, is in use as long as this
+/// lives. Calls nest: dropping a descriptor closes it, which asks the table again.
 #[must_use]
 pub struct InUse {
     /// Not in a process of one thread, which does not fork meanwhile.

@@ -105,7 +105,8 @@ pub struct Calls<R, P> {
     pub poll: P,
 }
 
-/// What a wait for content has found may be gone at the next look, because another thread has read it: so often, and no more.
+/// What a wait for content has found may be gone at the next look, because another thread has read it: so often, and no
+/// more.
 const MOST_LOOKS: u32 = 100;
 
 /// As [`reading`], once there is something that the read may do: `dont_wait` says that it does not wait whatever the
@@ -157,8 +158,8 @@ pub fn took(fd: RawFd, length: usize, from_copy: bool, follow: bool) {
     }
     if from_copy {
         guard.took_copy(borrow(fd), length);
-        // Behind what was rewritten, the rest of the request may be on the socket since before it was told of any: a server that
-        // got less than it wanted takes that for all that there is.
+        // Behind what was rewritten, the rest of the request may be on the socket since before it was told of any: a
+        // server that got less than it wanted takes that for all that there is.
         if guard.unread_copy().is_empty() && guard.source() != Source::Exhausted {
             report_again(&guard, libc::EPOLLET as u32);
         }
@@ -179,7 +180,8 @@ enum Beyond {
     News,
 }
 
-/// A wait beyond the end of a request looks again at first so soon, and then less and less often, at last every so often.
+/// A wait beyond the end of a request looks again at first so soon, and then less and less often, at last every so
+/// often.
 const SOONEST: Duration = Duration::from_millis(10);
 const LATEST: Duration = Duration::from_millis(200);
 
@@ -237,8 +239,8 @@ fn milliseconds(time: Duration) -> c_int {
     c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
 }
 
-/// Whether what the kernel has to read on `fd` is not for the server now: the next request, while it has read the one before to its
-/// end and not ended its response; or, where `fd` listens, a connection for another listening socket.
+/// Whether what the kernel has to read on `fd` is not for the server now: the next request, while it has read the one
+/// before to its end and not ended its response; or, where `fd` listens, a connection for another listening socket.
 pub fn hides(fd: RawFd) -> bool {
     let Some(connection) = table::connection(fd) else { return listening::is_told_of_anothers(fd) };
     let is_exhausted = {

@@ -85,8 +85,8 @@ impl ResponseTracker {
         }
     }
 
-    /// Whether the server wrote more than a whole response that does not announce its end: the client's connection can bring no
-    /// other response, and the server may take what it has not read of the request for another one.
+    /// Whether the server wrote more than a whole response that does not announce its end: the client's connection can
+    /// bring no other response, and the server may take what it has not read of the request for another one.
     pub fn is_exceeded(&self) -> bool {
         matches!(self.at, At::Exceeded) && self.keep_alive
     }
@@ -166,8 +166,8 @@ impl ResponseTracker {
         }
     }
 
-    /// The head at the start of `bytes` without the announcement that the connection ends after this response, if it is the response's
-    /// whole head, its framing says where it ends, and it announces so. The length stays the same.
+    /// The head at the start of `bytes` without the announcement that the connection ends after this response, if it is
+    /// the response's whole head, its framing says where it ends, and it announces so. The length stays the same.
     pub fn without_close(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         self.announced = None;
         if !matches!(self.at, At::Head) || !self.head.is_empty() {
@@ -278,14 +278,16 @@ impl ResponseTracker {
     }
 }
 
-/// The method by which a response is framed. A 2xx to CONNECT may be no tunnel (see [`begins_tunnel`]): then it has content like any.
+/// The method by which a response is framed. A 2xx to CONNECT may be no tunnel (see [`begins_tunnel`]): then it has
+/// content like any.
 fn framed_as(method: Method) -> Method {
     if method == Method::Connect { Method::Get } else { method }
 }
 
-/// Whether this response to CONNECT begins a tunnel. Servers that are no proxies answer CONNECT as they answer GET, and read the
-/// next request afterwards: whatever says where the response ends speaks against a tunnel. Content and its framing have no place
-/// in one (RFC 9110 §9.3.6), nor has an end of the connection that is announced. HTTP/1.0 ends it unannounced, and proxies say so.
+/// Whether this response to CONNECT begins a tunnel. Servers that are no proxies answer CONNECT as they answer GET, and
+/// read the next request afterwards: whatever says where the response ends speaks against a tunnel. Content and its
+/// framing have no place in one (RFC 9110 §9.3.6), nor has an end of the connection that is announced. HTTP/1.0 ends it
+/// unannounced, and proxies say so.
 fn begins_tunnel(head: &ResponseHead<'_>) -> bool {
     let mut options =
         head.fields.get_all(FieldId::Connection).flat_map(|value| value.split(|&byte| byte == b','));
@@ -296,8 +298,8 @@ fn begins_tunnel(head: &ResponseHead<'_>) -> bool {
     (200..300).contains(&head.status) && !is_framed && !ends
 }
 
-/// Removes fields that say `Connection: close` and nothing else. What the head loses in length it gets back as white space
-/// around a neighbour's value (RFC 9110 §5.6.3), or in the reason phrase if there is no other field.
+/// Removes fields that say `Connection: close` and nothing else. What the head loses in length it gets back as white
+/// space around a neighbour's value (RFC 9110 §5.6.3), or in the reason phrase if there is no other field.
 fn remove_connection_close(head: &mut [u8]) {
     let (mut start, mut end_before) = (0, 0);
     while let Some(length) = head[start..].iter().position(|&byte| byte == b'\n') {

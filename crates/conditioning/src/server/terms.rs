@@ -1,5 +1,5 @@
-//! On which terms a server keeps connections for their clients' next requests: it takes those that the filters would hand on as
-//! they are and at once, and leaves the others to them.
+//! On which terms a server keeps connections for their clients' next requests: it takes those that the filters would
+//! hand on as they are and at once, and leaves the others to them.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -19,8 +19,9 @@ const TIME: Argument = Argument { key: "time", default: "0ms", help: "" };
 const NORMAL: Argument = Argument { key: "normal", default: "", help: "" };
 const ORDER: Argument = Argument { key: "order", default: "no", help: "" };
 
-/// Where there is an order, a client's next request is taken out of turn only while no other has waited for longer: what a server
-/// does with those that it has takes about so long if it is quick, and one that is slow serves each in its turn.
+/// Where there is an order, a client's next request is taken out of turn only while no other has waited for longer:
+/// what a server does with those that it has takes about so long if it is quick, and one that is slow serves each in
+/// its turn.
 const PATIENCE: Duration = Duration::from_millis(5);
 
 /// Such terms. Their text is what the launcher tells the server's processes.
@@ -62,8 +63,8 @@ thread_local! {
 }
 
 impl Terms {
-    /// Whether a server may take a request, which is whole and stands at the start of `bytes`, from a connection that it has kept,
-    /// while others wait in `link`. Content is another matter: see [`super::head::ask_for_the_end`].
+    /// Whether a server may take a request, which is whole and stands at the start of `bytes`, from a connection that
+    /// it has kept, while others wait in `link`. Content is another matter: see [`super::head::ask_for_the_end`].
     pub(super) fn allow(&self, whole: &Whole, bytes: &[u8], link: BorrowedFd<'_>) -> bool {
         let has_content = whole.socket_bytes != u64::from(whole.head_bytes);
         !has_content && self.is_normal(bytes) && !(self.in_order && waits_long(link))

@@ -1,5 +1,5 @@
-//! Waiting for the next request: whoever has just served one takes the next without a wait, a few processes wait by the link,
-//! and the others until they are called (see [`crate::ledger::Turns`]).
+//! Waiting for the next request: whoever has just served one takes the next without a wait, a few processes wait by the
+//! link, and the others until they are called (see [`crate::ledger::Turns`]).
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -52,8 +52,8 @@ pub(super) fn receive(
     Ok(received)
 }
 
-/// Processes that wait by the link while as many as there are processors work: with one or two, each time slice that ends in
-/// the middle of a request calls another process; with many, a burst wakes more than are needed.
+/// Processes that wait by the link while as many as there are processors work: with one or two, each time slice that
+/// ends in the middle of a request calls another process; with many, a burst wakes more than are needed.
 const SPARE: usize = 4;
 
 /// Processes that wait by the link, at most.

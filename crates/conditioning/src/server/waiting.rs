@@ -1,5 +1,5 @@
-//! Registrations with epoll that a descriptor at end-of-file takes over from the client's socket that it was. Whoever waits
-//! next is told of the end, and then servers close; only what is not closed by the wait after that is registered.
+//! Registrations with epoll that a descriptor at end-of-file takes over from the client's socket that it was. Whoever
+//! waits next is told of the end, and then servers close; only what is not closed by the wait after that is registered.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -22,8 +22,8 @@ struct Owed {
 #[derive(Clone, Copy, Eq, PartialEq)]
 enum News {
     Unknown,
-    /// It is among the events of this wait, which has not returned: registered now, it would be reported by the kernel in the same
-    /// wait, and servers close what the first of two such events is of.
+    /// It is among the events of this wait, which has not returned: registered now, it would be reported by the kernel
+    /// in the same wait, and servers close what the first of two such events is of.
     InWait(u64),
     Told,
 }
@@ -33,9 +33,9 @@ impl Owed {
         matches!(table::get(self.fd), Some(Entry::Ended(current)) if Arc::ptr_eq(&current, &self.ended))
     }
 
-    /// [`OWED`] is locked meanwhile, so that no change of a registration comes in between; so is what a thread that closes the
-    /// descriptor looks at after it has taken it out of the table, so that nothing is registered for a number that may be
-    /// somebody else's by then.
+    /// [`OWED`] is locked meanwhile, so that no change of a registration comes in between; so is what a thread that
+    /// closes the descriptor looks at after it has taken it out of the table, so that nothing is registered for a
+    /// number that may be somebody else's by then.
     fn register(self) {
         let mut registered = lock(&self.ended.interests);
         if self.is_current() {
@@ -92,8 +92,8 @@ fn pay() {
     COUNT.store(all.len(), Ordering::SeqCst);
 }
 
-/// Tells the ends that `epoll` is to report: `tell` is given events and the server's data, and says whether there was room.
-/// Returns the number of this wait, if it has told any.
+/// Tells the ends that `epoll` is to report: `tell` is given events and the server's data, and says whether there was
+/// room. Returns the number of this wait, if it has told any.
 fn tell(epoll: RawFd, mut tell: impl FnMut(u32, u64) -> bool) -> Option<u64> {
     let _in_use = process::in_use();
     let mut all = lock(&OWED);
@@ -133,8 +133,8 @@ pub struct Wait {
     told: Option<u64>,
 }
 
-/// Call before epoll_wait(2) and keep what it returns until after. Gives events that are not the kernel's to `put`, which
-/// says whether there was room.
+/// Call before epoll_wait(2) and keep what it returns until after. Gives events that are not the kernel's to `put`,
+/// which says whether there was room.
 pub fn waits(epoll: RawFd, put: impl FnMut(u32, u64) -> bool) -> Wait {
     lingering::expire();
     parking::unpark();

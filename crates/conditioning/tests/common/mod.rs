@@ -456,8 +456,8 @@ pub fn exercise(chain: &Chain, site: &Site) {
     }
 }
 
-/// Content whose length is not said before, in two ways: as it comes, and when the server has given leave; each with the next
-/// request right behind it.
+/// Content whose length is not said before, in two ways: as it comes, and when the server has given leave; each with
+/// the next request right behind it.
 fn upload_in_chunks(client: &mut Client, content: &[u8]) {
     let coded: Vec<u8> = content
         .chunks(9000)

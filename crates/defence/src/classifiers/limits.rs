@@ -46,7 +46,8 @@ impl Limit {
         Decision::new(self.verdict, self.reason)
     }
 
-    /// Whether the decision is made as soon as a response has ended: a block. Anything else is done to the next request.
+    /// Whether the decision is made as soon as a response has ended: a block. Anything else is done to the next
+    /// request.
     fn acts_at_end(&self) -> bool {
         matches!(self.verdict, Verdict::Block(_))
     }
@@ -124,8 +125,8 @@ impl Classifier for Connections {
     }
 }
 
-/// Failed logins, unknown pages, and requests that are given up while an upstream works on them: a block as the result of the
-/// last response, anything else at the next request.
+/// Failed logins, unknown pages, and requests that are given up while an upstream works on them: a block as the result
+/// of the last response, anything else at the next request.
 #[derive(Debug)]
 struct Errors(Limit);
 

@@ -25,13 +25,14 @@ use crate::stress::Upstreams;
 const ALONE: u32 = 2;
 /// A failed login weighs this many unknown pages.
 const FAILED_LOGIN_WEIGHT: u32 = 8;
-/// A request that was given up while an upstream worked on it weighs this many: it works on, and nobody learns how long.
+/// A request that was given up while an upstream worked on it weighs this many: it works on, and nobody learns how
+/// long.
 const GIVEN_UP_WEIGHT: u32 = 4;
 /// A set of ranges that is rejected weighs this many ranges that gain nothing.
 const EXCESSIVE_WEIGHT: u32 = 8;
 
-/// The most memory that the classifiers of one core take, with what is new when settings change and the old ones are still
-/// there.
+/// The most memory that the classifiers of one core take, with what is new when settings change and the old ones are
+/// still there.
 pub(crate) const BYTES: usize =
     2 * Novelty::BYTES + Parts::BYTES + 2 * (limits::MOST_BYTES + swarm::MOST_BYTES);
 

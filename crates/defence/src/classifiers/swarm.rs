@@ -1,16 +1,16 @@
 //! A botnet whose every address is quiet: seen by what a whole prefix does, punished address by address.
 //!
-//! A prefix is suspect if its shape is none that the site's usual traffic has: nearly all of its requests miss the cache
-//! with URLs never seen, or fail, or cost the upstreams many times what requests cost usually and what all others' cost
-//! now, or are for one target although clients usually ask for several, or its addresses go on and on at several times the
-//! pace of all others, or very many of them ask once and leave although clients usually stay. Size alone makes nobody
-//! suspect, so that a crowd of good clients is left alone. In a suspect prefix only those are refused that
-//! came with the attack and show the same shape themselves: neighbours that were there before, or that do what clients
-//! usually do, are not. Where the prefix is wider than one network, or the shape is cost, of which a client decides less
-//! than the upstream, they are asked to prove that they are browsers, and not blocked.
+//! A prefix is suspect if its shape is none that the site's usual traffic has: nearly all of its requests miss the
+//! cache with URLs never seen, or fail, or cost the upstreams many times what requests cost usually and what all
+//! others' cost now, or are for one target although clients usually ask for several, or its addresses go on and on at
+//! several times the pace of all others, or very many of them ask once and leave although clients usually stay. Size
+//! alone makes nobody suspect, so that a crowd of good clients is left alone. In a suspect prefix only those are
+//! refused that came with the attack and show the same shape themselves: neighbours that were there before, or that do
+//! what clients usually do, are not. Where the prefix is wider than one network, or the shape is cost, of which a
+//! client decides less than the upstream, they are asked to prove that they are browsers, and not blocked.
 //!
-//! Where very many addresses do so little each that none of them shows a shape of its own, the prefix's shape has to do:
-//! newcomers in it are asked to prove that they are browsers, which costs a good client a redirect or a second.
+//! Where very many addresses do so little each that none of them shows a shape of its own, the prefix's shape has to
+//! do: newcomers in it are asked to prove that they are browsers, which costs a good client a redirect or a second.
 
 use std::cell::{Cell, RefCell};
 
@@ -200,8 +200,8 @@ impl Swarm {
         }
     }
 
-    /// What becomes of a client in a suspect prefix: who takes part in what makes it so is stopped, and who may is asked
-    /// to prove that it does not.
+    /// What becomes of a client in a suspect prefix: who takes part in what makes it so is stopped, and who may is
+    /// asked to prove that it does not.
     fn judge(&self, scene: &Scene<'_>, prefix: NodeId, mark: Mark, requests: u32) -> Verdict {
         let (tree, client, now_ms) = (&*scene.tree, scene.client, scene.now_ms);
         let came_ms = now_ms.saturating_sub(tree.age_ms(client, now_ms));
@@ -226,8 +226,8 @@ impl Swarm {
                 Shape::of(mark.kind).filter(|_| is_new).map(|shape| (id, shape))
             })
         };
-        // What costs much may come so seldom that waiting for more of it would be too late: one answer tells. Who was found
-        // out costs nothing since, and is let go when it stops asking or has solved its challenge.
+        // What costs much may come so seldom that waiting for more of it would be too late: one answer tells. Who was
+        // found out costs nothing since, and is let go when it stops asking or has solved its challenge.
         let is_costly = around().any(|(id, shape)| {
             let is_dear = || self.shows(tree, client, shape, now_ms) && is_dearer(tree, client, id, now_ms);
             shape == Shape::Costly && (scene.count(Event::Violation) > 0 || is_dear())
@@ -250,8 +250,8 @@ impl Swarm {
         if is_of_mass { Verdict::Challenge } else { Verdict::Continue }
     }
 
-    /// Whether those in a prefix ask once and leave. Of everybody those are left out who are known for it by their prefix:
-    /// they say nothing about the others.
+    /// Whether those in a prefix ask once and leave. Of everybody those are left out who are known for it by their
+    /// prefix: they say nothing about the others.
     fn is_passing(&self, tree: &PrefixTree, id: NodeId, now_ms: u64) -> bool {
         let mut widest = self.widest.borrow_mut();
         widest.retain(|other| tree.mark(*other, now_ms).is_some());
@@ -345,8 +345,8 @@ impl Shape {
     }
 }
 
-/// Whether a prefix, or an address in it, costs the upstreams many times what everybody outside of the prefix does at this
-/// time: an upstream that is slow for all is not its clients' fault. Where nobody else is there, nobody is dearer.
+/// Whether a prefix, or an address in it, costs the upstreams many times what everybody outside of the prefix does at
+/// this time: an upstream that is slow for all is not its clients' fault. Where nobody else is there, nobody is dearer.
 fn is_dearer(tree: &PrefixTree, id: NodeId, prefix: NodeId, now_ms: u64) -> bool {
     // A core's own clients are compared with each other.
     let count = |id, event| tree.count(id, event, now_ms);
@@ -389,7 +389,8 @@ impl Classifier for Swarm {
     }
 
     fn on_request(&self, scene: &mut Scene<'_>, _: &RequestView<'_>, visit: &Visit) -> Decision {
-        // Prefixes whose counts go in step are due together: each of them is looked at, or the wider ones never would be.
+        // Prefixes whose counts go in step are due together: each of them is looked at, or the wider ones never would
+        // be.
         let mut due = visit.due;
         while let Some(prefix) = due {
             if scene.tree.is_due(prefix) {

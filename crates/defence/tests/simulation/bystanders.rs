@@ -235,8 +235,8 @@ fn newcomer_with_a_page_of_many_parts_is_refused_some_of_them_under_stress_and_n
     assert!(ask(&chain, newcomer, "/page", 30_000).is_continue());
 }
 
-/// Of ten readers and some others who ask an upstream that takes ten seconds for everything: how many requests of each kind
-/// were refused. Each of the others asks `times` as often as a reader does.
+/// Of ten readers and some others who ask an upstream that takes ten seconds for everything: how many requests of each
+/// kind were refused. Each of the others asks `times` as often as a reader does.
 fn refused_at_a_slow_upstream(others: u8, times: u32) -> (u32, u32) {
     let chain = defence().chain(0, 1);
     let (mut of_readers, mut of_others) = (0, 0);

@@ -1,5 +1,5 @@
-//! Several data cores, over which the kernel spreads a client's connections: limits hold for the sum, and a block holds on
-//! all of them; in virtual time.
+//! Several data cores, over which the kernel spreads a client's connections: limits hold for the sum, and a block holds
+//! on all of them; in virtual time.
 
 use std::net::{IpAddr, Ipv4Addr};
 

@@ -43,7 +43,8 @@ fn players_readers_of_documents_and_download_managers_are_served() {
                 ask_part(site, &mut tally, host([93, 1], 1), "/book", bytes((chunk + jump) * piece, piece));
                 chunk += jump + 1;
             }
-            // Eight segments of a large file, a quarter of a mebibyte at a time; and with an open end, for as long as it takes.
+            // Eight segments of a large file, a quarter of a mebibyte at a time; and with an open end, for as long as
+            // it takes.
             for (index, done) in segments.iter_mut().enumerate() {
                 let start = index as u64 * (FILM / 8) + *done;
                 *done += 256 << 10;

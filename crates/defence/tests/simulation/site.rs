@@ -83,7 +83,8 @@ impl Site {
         self.chain.locate(address, self.now_ms)
     }
 
-    /// One request on a connection that is there. What is not cached costs the upstream `cost_ms` and ends with `status`.
+    /// One request on a connection that is there. What is not cached costs the upstream `cost_ms` and ends with
+    /// `status`.
     pub(crate) fn ask(&mut self, address: IpAddr, target: &str, cost_ms: u32, status: u16) -> Decision {
         let client = self.client(address);
         let decision = self.chain.request(client, direct(address), &get(target, &Sent::PLAIN), self.now_ms);

@@ -1,5 +1,5 @@
-//! The rules of a configuration file: its `[[request]]` and `[[connection]]` tables, as far as a filter can enforce them.
-//! Everything that is wrong is reported, each with its place, as `tidegate check` does.
+//! The rules of a configuration file: its `[[request]]` and `[[connection]]` tables, as far as a filter can enforce
+//! them. Everything that is wrong is reported, each with its place, as `tidegate check` does.
 
 use std::collections::BTreeMap;
 use std::fmt::Display;

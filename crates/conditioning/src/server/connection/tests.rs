@@ -93,7 +93,8 @@ fn a_chunked_upload_that_was_begun_to_be_read_is_not_read_on_by_another_process(
     assert_eq!(end.read(1000), b"5\r\nhel");
     let passage = end.connection.passage();
     assert_eq!(passage.chunks, Passed::Lost);
-    // The decoder knows how much is left of the chunk, and so does who gets the connection; of what follows it knows nothing.
+    // The decoder knows how much is left of the chunk, and so does who gets the connection; of what follows it knows
+    // nothing.
     let left = passage.socket_left;
     let mut other = Connection::passed(end.connection.chain().clone(), passage, end.socket.as_raw_fd());
     end.client.write_all(&[b"lo\r\n0\r\n\r\n", GET].concat()).unwrap();
