@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /* What TCP goes through on the ports where HTTP is spoken: retransmissions, changes of state, resets, and clients whose
  * window is shut, each with the round-trip time. Only of this network namespace: tracepoints see the whole host. */
+#include "address.h"
 #include "maps.h"
 
 #include <bpf/bpf_endian.h>
@@ -54,7 +55,6 @@ static __always_inline void offer(struct sock *sk, __u32 kind, __u32 old_state, 
 {
 	struct tcp_sock *tcp = bpf_skc_to_tcp_sock(sk);
 	struct tg_event *event;
-	__u32 address;
 	/* A socket that is closed has given its number back, and keeps the one that it sends from. */
 	__u16 port = tcp ? bpf_ntohs(tcp->inet_conn.icsk_inet.inet_sport) : sk->__sk_common.skc_num;
 
@@ -76,11 +76,7 @@ static __always_inline void offer(struct sock *sk, __u32 kind, __u32 old_state, 
 	if (sk->__sk_common.skc_family == AF_INET6) {
 		__builtin_memcpy(event->client, sk->__sk_common.skc_v6_daddr.bytes, 16);
 	} else {
-		address = sk->__sk_common.skc_daddr;
-		__builtin_memset(event->client, 0, 10);
-		event->client[10] = 0xff;
-		event->client[11] = 0xff;
-		__builtin_memcpy(event->client + 12, &address, 4);
+		map_v4(event->client, sk->__sk_common.skc_daddr);
 	}
 	event->srtt_us = 0;
 	event->window = 0;

@@ -4,6 +4,7 @@
 #ifndef TIDEGATE_SEGMENT_H
 #define TIDEGATE_SEGMENT_H
 
+#include "address.h"
 #include "packet.h"
 
 struct endpoints {
@@ -38,13 +39,6 @@ static __always_inline void *find_headers(struct __sk_buff *skb, struct packet *
 	packet->partial = 0;
 	parse(packet, data);
 	return data;
-}
-
-static __always_inline void map_v4(__u8 *to, __be32 address)
-{
-	__builtin_memset(to, 0, 10);
-	to[10] = to[11] = 0xff;
-	__builtin_memcpy(to + 12, &address, 4);
 }
 
 /* Reads the headers; 0 if the segment cannot carry a request. */

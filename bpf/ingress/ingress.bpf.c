@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /* Before the network stack: block list, then penalty after a reset, hold-back of low classes, SYN policing. */
+#include "address.h"
 #include "classify.h"
 #include "limits.h"
 #include "packet.h"
@@ -139,15 +140,10 @@ static __always_inline int blocked(const struct packet *packet)
 
 static __always_inline void map_address(__u8 *to, const struct packet *packet, int destination)
 {
-	if (packet->v6) {
+	if (packet->v6)
 		__builtin_memcpy(to, destination ? &packet->v6->daddr : &packet->v6->saddr, 16);
-		return;
-	}
-	__builtin_memset(to, 0, 10);
-	to[10] = 0xff;
-	to[11] = 0xff;
-	if (packet->v4)
-		__builtin_memcpy(to + 12, destination ? &packet->v4->daddr : &packet->v4->saddr, 4);
+	else if (packet->v4)
+		map_v4(to, destination ? packet->v4->daddr : packet->v4->saddr);
 }
 
 /* The paper's section 4.5.1: after a reset the client's SYNs are dropped for a while. Reads the clock only if somebody was
@@ -155,7 +151,7 @@ static __always_inline void map_address(__u8 *to, const struct packet *packet, i
 static __always_inline int in_penalty(const struct packet *packet, __u64 *now_ns)
 {
 	__u64 last_ns = control_get(TG_CONTROL_PENALIZED_NS), *until_ns;
-	struct tg_client client;
+	struct tg_client client = {};
 
 	if (!last_ns)
 		return 0;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only OR Apache-2.0
 /* Prioritized listen queue: gives a new connection to the listener of its class, so that each class has an accept queue
  * and a backlog of its own. */
+#include "address.h"
 #include "classify.h"
 #include "queues.h"
 
@@ -36,9 +37,7 @@ int tidegate_steer(struct bpf_sk_lookup *ctx)
 		return SK_PASS;
 	if (ctx->family == AF_INET) {
 		destination[0] = ctx->local_ip4;
-		endpoint.address[10] = 0xff;
-		endpoint.address[11] = 0xff;
-		__builtin_memcpy(endpoint.address + 12, destination, 4);
+		map_v4(endpoint.address, destination[0]);
 	} else if (ctx->family == AF_INET6) {
 		destination[0] = ctx->local_ip6[0];
 		destination[1] = ctx->local_ip6[1];
