@@ -57,7 +57,8 @@ pub(super) fn series(
     labels.iter().map(line).collect()
 }
 
-/// Checks that the figure of `label` at `x` is at least so many times that of `other` at `other_x`, each round by itself.
+/// Checks that the figure of `label` at `x` is at least so many times that of `other` at `other_x`, each round by
+/// itself.
 pub(super) fn check(
     samples: &[Sample],
     (label, x): (&str, f64),

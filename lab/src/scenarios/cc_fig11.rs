@@ -25,7 +25,8 @@ const CHAINS: [(&str, &[&str]); 2] =
 /// The infrequent client comes from far away from the downloads' 127.64.0.0/16.
 const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 200, 0, 1));
 const PAUSE: Duration = Duration::from_millis(20);
-/// From the first to the last number of clients beyond the workers: flat at most doubles, linear grows with the clients.
+/// From the first to the last number of clients beyond the workers: flat at most doubles, linear grows with the
+/// clients.
 const FLAT: f64 = 2.0;
 /// What linear growth must at least reach of proportional growth.
 const LINEAR: f64 = 0.4;

@@ -103,8 +103,8 @@ fn of(runs: &[Run], process: &str, filters: usize, value: fn(&Run) -> f64) -> Op
     Spread::of(runs.iter().filter(|run| (run.process, run.filters) == (process, filters)).map(value))
 }
 
-/// `bare` is what each process of a row takes that does nothing but pass on, `woken` of one that is woken and wakes the next,
-/// in microseconds of latency and of processor time.
+/// `bare` is what each process of a row takes that does nothing but pass on, `woken` of one that is woken and wakes the
+/// next, in microseconds of latency and of processor time.
 fn outcome(runs: &[Run], bare: (f64, f64), woken: (f64, f64)) -> Result<Outcome, Error> {
     let line = |process: &str, value: fn(&Run) -> f64| -> Vec<Point> {
         let points = (1..=MOST_FILTERS)

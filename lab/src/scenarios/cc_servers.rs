@@ -65,8 +65,8 @@ pub(super) fn object(site: &Path, name: &str, size_bytes: usize) -> Result<(), E
 }
 
 impl Server {
-    /// Starts `program` for the files in `site`; `chain` is the filters in front of it, nearest to the clients first, and
-    /// options of `condition`.
+    /// Starts `program` for the files in `site`; `chain` is the filters in front of it, nearest to the clients first,
+    /// and options of `condition`.
     ///
     /// # Errors
     /// When a program is missing or does not serve.

@@ -1,5 +1,5 @@
-//! 100,000 requests over a link that loses, duplicates and reorders packets: each is answered once, and what must not be
-//! repeated is executed once.
+//! 100,000 requests over a link that loses, duplicates and reorders packets: each is answered once, and what must not
+//! be repeated is executed once.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};

@@ -74,8 +74,8 @@ pub(super) fn rates(asked: &[Asked]) -> Vec<f64> {
     asked.iter().map(Asked::rate).collect()
 }
 
-/// tidegate at the server's address before the workers on loopback, with these rules and nothing else that refuses: to the
-/// defence, many greedy clients of one address are an attacker.
+/// tidegate at the server's address before the workers on loopback, with these rules and nothing else that refuses: to
+/// the defence, many greedy clients of one address are an attacker.
 pub(super) fn behind_tidegate(
     lab: &Lab,
     folder: &Path,

@@ -1,4 +1,5 @@
-//! Two classes by URL, as the load grows (§4.5, Figure 10): requests wait for an upstream in the order of their classes.
+//! Two classes by URL, as the load grows (§4.5, Figure 10): requests wait for an upstream in the order of their
+//! classes.
 
 use std::process::Command;
 use std::time::Duration;

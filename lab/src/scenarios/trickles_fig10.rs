@@ -8,8 +8,8 @@ use crate::transfer::{Carrier, block_on, fetch};
 use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
-/// Objects up to this size, which the first flight to an unproved address holds, must be faster than by TCP, larger ones
-/// within 5 %.
+/// Objects up to this size, which the first flight to an unproved address holds, must be faster than by TCP, larger
+/// ones within 5 %.
 const SMALL_BYTES: u64 = 4_000;
 
 pub(super) const SCENARIO: Scenario = Scenario {

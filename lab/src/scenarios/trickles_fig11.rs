@@ -286,8 +286,8 @@ fn own_bytes(carrier: Carrier, server: SocketAddr) -> Result<u64, Error> {
     }
 }
 
-/// What a line of `ss -m` says: `skmem:(r0,rb212992,t0,tb212992,f0,w0,o0,bl0,d0)`; r is received, w to be sent, f reserved,
-/// o options, bl backlog.
+/// What a line of `ss -m` says: `skmem:(r0,rb212992,t0,tb212992,f0,w0,o0,bl0,d0)`; r is received, w to be sent, f
+/// reserved, o options, bl backlog.
 fn held_bytes(line: &str) -> Option<u64> {
     let (_, fields) = line.split_once("skmem:(")?;
     let fields = fields.split(')').next()?.split(',');

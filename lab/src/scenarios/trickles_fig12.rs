@@ -38,15 +38,16 @@ pub(super) const SCENARIO: Scenario = Scenario {
     run,
 };
 
-/// What is measured, in turn: carrier, whether its server has a soft-state cache, and the names in raw figures and legends.
+/// What is measured, in turn: carrier, whether its server has a soft-state cache, and the names in raw figures and
+/// legends.
 const CASES: [(Carrier, bool, &str, &str); 3] = [
     (Carrier::Trickles, false, "trickles", "Trickles"),
     (Carrier::Trickles, true, "trickles-cache", "Trickles, soft-state cache"),
     (Carrier::Tcp, false, "tcp", "TCP Reno"),
 ];
 
-/// How segments are made: the name, whether the interface's features are on, and its most segments of one piece. The bound is
-/// for all but the last.
+/// How segments are made: the name, whether the interface's features are on, and its most segments of one piece. The
+/// bound is for all but the last.
 const OFFLOADS: [(&str, &str, &str); 3] =
     [("off: tso off gso off", "off", "65535"), ("off: gso_max_segs 1", "on", "1"), ("on", "on", "65535")];
 

@@ -13,14 +13,15 @@ use crate::{Error, Lab, Outcome, Scenario};
 
 /// Long enough that flows do not end meanwhile.
 const OBJECT_BYTES: u64 = 200_000_000;
-/// Packets in whose time on the link each waits by chance: 1 ms of a round trip of 20 ms on the whole link. A server in user
-/// space answers one request after the other, and what it sends comes to a full queue spaced out, where the kernel sends at the
-/// moment of each acknowledgement and loses more. A packet's time is too short a wait to hide that (decision 14).
+/// Packets in whose time on the link each waits by chance: 1 ms of a round trip of 20 ms on the whole link. A server in
+/// user space answers one request after the other, and what it sends comes to a full queue spaced out, where the kernel
+/// sends at the moment of each acknowledgement and loses more. A packet's time is too short a wait to hide that
+/// (decision 14).
 const CHANCE_WAIT_PACKETS: u32 = 8;
 /// Round trip without queues.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
-/// Two flows alone on the whole link halve their windows every few seconds, and seconds of one pair say nothing. So there are
-/// this many pairs, each on a link of its own.
+/// Two flows alone on the whole link halve their windows every few seconds, and seconds of one pair say nothing. So
+/// there are this many pairs, each on a link of its own.
 const PAIRS: usize = 8;
 /// The rate of those links, of the whole one's.
 const PAIR_SHARE: u64 = 4;

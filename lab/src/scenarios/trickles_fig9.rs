@@ -13,8 +13,8 @@ use crate::{Error, Lab, Outcome, Scenario};
 
 /// What every client fetches, again and again.
 const OBJECT_BYTES: u64 = 500_000;
-/// How many clients a second come to be at work: with their padding an open fills a packet, most of which are lost while so
-/// many open at once, and a client waits longer after each.
+/// How many clients a second come to be at work: with their padding an open fills a packet, most of which are lost
+/// while so many open at once, and a client waits longer after each.
 const OPENS_PER_S: usize = 750;
 /// From so many clients on a single one gets too little for a short measurement.
 const MANY: usize = 10_000;

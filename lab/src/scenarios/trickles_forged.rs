@@ -315,7 +315,8 @@ impl Victim {
                     account_of(&packet).ok_or(Error::Nothing("a request without an account"))?;
                 let protected = CONTINUATION_BYTES + 1 + account.runs.len() * RUN_BYTES;
                 let mut at = self.random.draw() as usize % protected;
-                // Behind the number of runs comes how many packets the request answers for: that is the client's choice.
+                // Behind the number of runs comes how many packets the request answers for: that is the client's
+                // choice.
                 at += usize::from(at > CONTINUATION_BYTES);
                 let at = ACCOUNT_AT + at;
                 packet[at] = packet[at].wrapping_add(1 + (self.random.draw() % 255) as u8);

@@ -1,4 +1,5 @@
-//! One transfer in virtual time: client and server without sockets, and a link that loses, delays, doubles and reorders.
+//! One transfer in virtual time: client and server without sockets, and a link that loses, delays, doubles and
+//! reorders.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -140,9 +141,10 @@ impl Link {
         }
     }
 
-    /// A transfer of so many bytes that takes longer hangs; of 17,000 none needs more than two thirds of it. The path explains a round trip for each packet, as if the window were one
-    /// packet; for each that is lost, or whose acknowledgement is, a timeout, which doubles where it is lost again; once, as many
-    /// timeouts in a row as one exchange in a million has; and blackouts, each with a timer that has doubled for as long.
+    /// A transfer of so many bytes that takes longer hangs; of 17,000 none needs more than two thirds of it. The path
+    /// explains a round trip for each packet, as if the window were one packet; for each that is lost, or whose
+    /// acknowledgement is, a timeout, which doubles where it is lost again; once, as many timeouts in a row as one
+    /// exchange in a million has; and blackouts, each with a timer that has doubled for as long.
     fn most_time(&self, bytes: u64) -> Duration {
         let ([up, down], after) = self.losses();
         let lost = 1.0 - (1.0 - up) * (1.0 - down);

@@ -181,8 +181,8 @@ impl Client {
         self.start_sealed(request, None, now)
     }
 
-    /// The same, sealed if the server's key is given: no answer but a sealed one is taken, and [`Event::UseTcp`] means a
-    /// connection with TLS.
+    /// The same, sealed if the server's key is given: no answer but a sealed one is taken, and [`Event::UseTcp`] means
+    /// a connection with TLS.
     ///
     /// # Errors
     /// As [`Client::start`].
@@ -397,7 +397,8 @@ impl Client {
         }
     }
 
-    /// The next datagram to send: at most one for each call of another method, and one for each resend or probe that is due.
+    /// The next datagram to send: at most one for each call of another method, and one for each resend or probe that is
+    /// due.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
     }

@@ -194,8 +194,8 @@ impl DhttpClient {
         self.fetch_named(&url, FetchRequest::get(&url, nowhere), fingerprint).await
     }
 
-    /// Makes a request of the host that `url` names, encrypted if it is known by a fingerprint: `request.server` becomes
-    /// the first of its addresses at which somebody is.
+    /// Makes a request of the host that `url` names, encrypted if it is known by a fingerprint: `request.server`
+    /// becomes the first of its addresses at which somebody is.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -231,8 +231,8 @@ impl DhttpClient {
         self.fetch_by(request, None).await
     }
 
-    /// The same, encrypted, from the server whose certificate has this fingerprint: datagrams sealed, connections with TLS,
-    /// nothing in the clear. The first request to a server opens a connection to ask for its key.
+    /// The same, encrypted, from the server whose certificate has this fingerprint: datagrams sealed, connections with
+    /// TLS, nothing in the clear. The first request to a server opens a connection to ask for its key.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -306,8 +306,8 @@ impl DhttpClient {
             Notice::OutcomeUnknown => Err(FetchError::outcome_unknown()),
             Notice::UseTcp(reason) => {
                 let is_numbered = self.0.state().core.is_numbered(id);
-                // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as ICMP
-                // (DHTTP §IV-E).
+                // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as
+                // ICMP (DHTTP §IV-E).
                 let by_http_instead = matches!(reason, TcpReason::Request | TcpReason::NoAnswer)
                     && request.http.is_some()
                     && tls.is_none()

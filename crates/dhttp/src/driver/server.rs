@@ -349,8 +349,8 @@ impl<S: Service> Driver<S> {
             }
         }
         if !once && !core.is_proved(&ticket) {
-            // A forged address must not cost the site work. Who is real has a token one round trip later, and keeps it; who
-            // does not know tokens comes by TCP.
+            // A forged address must not cost the site work. Who is real has a token one round trip later, and keeps it;
+            // who does not know tokens comes by TCP.
             core.respond_long(ticket, now);
             return;
         }
@@ -611,8 +611,8 @@ async fn connect(from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(to).await
 }
 
-/// Binds to an address that is definite. The port is chosen by connecting, when it need only be new for that peer: a port
-/// of its own for each connection would run out, and takes longer to find.
+/// Binds to an address that is definite. The port is chosen by connecting, when it need only be new for that peer: a
+/// port of its own for each connection would run out, and takes longer to find.
 pub(super) fn bind_address(socket: &TcpSocket, address: IpAddr) -> io::Result<()> {
     if address.is_unspecified() {
         return Ok(());

@@ -322,9 +322,10 @@ impl Gateway {
         outcome
     }
 
-    /// Encrypted, as long as the server has the certificate that it announced. What it announced by HTTP protects from who
-    /// listens, not from who can answer in its place: where it does not hold any more, HTTP is no worse. A body that goes on
-    /// as it comes is not turned over to HTTP: the client hears of it, and the next request finds out anew.
+    /// Encrypted, as long as the server has the certificate that it announced. What it announced by HTTP protects from
+    /// who listens, not from who can answer in its place: where it does not hold any more, HTTP is no worse. A body
+    /// that goes on as it comes is not turned over to HTTP: the client hears of it, and the next request finds out
+    /// anew.
     async fn fetch_secured(
         &self,
         target: &Target,

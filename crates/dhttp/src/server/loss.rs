@@ -32,8 +32,8 @@ impl LossMonitor {
         Self { threshold: threshold.clamp(0.0, 1.0), half_life, fresh: 0.0, resent: 0.0, at: now }
     }
 
-    /// A response was sent by UDP to a request without the resend flag, in so many datagrams: each of them might be lost,
-    /// and it takes the loss of one alone for the client to ask again.
+    /// A response was sent by UDP to a request without the resend flag, in so many datagrams: each of them might be
+    /// lost, and it takes the loss of one alone for the client to ask again.
     pub fn on_fresh(&mut self, datagrams: usize, now: Instant) {
         self.age(now);
         self.fresh += datagrams as f64;
@@ -76,7 +76,8 @@ impl LossMonitor {
     }
 }
 
-/// One network's part in what is known in all: so many have to suffer before those are concerned of which nothing is known.
+/// One network's part in what is known in all: so many have to suffer before those are concerned of which nothing is
+/// known.
 const NETWORKS_ALIKE: f64 = 8.0;
 /// Resent requests that are remembered, so that one counts once however often it is sent.
 const COUNTED: usize = 4096;

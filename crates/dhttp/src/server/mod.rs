@@ -300,8 +300,8 @@ impl Server {
         self.in_flight.get(&ticket.0).is_some_and(|request| request.seal.is_some())
     }
 
-    /// A place for the request among those of its client, to be kept while the site works for it. `None`: the client has as
-    /// many as it may have, and has been told to use TCP; forget the request.
+    /// A place for the request among those of its client, to be kept while the site works for it. `None`: the client
+    /// has as many as it may have, and has been told to use TCP; forget the request.
     pub fn begin(&mut self, ticket: Ticket) -> Option<(Ticket, Place)> {
         let request = self.in_flight.get_mut(&ticket.0)?;
         let (client, kept) = (request.client.ip(), request.place.take());
@@ -326,8 +326,8 @@ impl Server {
         Some(request)
     }
 
-    /// The next datagram to send. At most one for each datagram received, or the pieces of one response, and one for each
-    /// response that a broken connection owed.
+    /// The next datagram to send. At most one for each datagram received, or the pieces of one response, and one for
+    /// each response that a broken connection owed.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
     }

@@ -78,8 +78,8 @@ impl Server {
             return Received::Done;
         }
         if request.resend && proved {
-            // Its answer was lost, or the request before it; one that is being answered is only slow. Who is not proved may be
-            // anyone: it must not talk the server into its high-loss mode.
+            // Its answer was lost, or the request before it; one that is being answered is only slow. Who is not proved
+            // may be anyone: it must not talk the server into its high-loss mode.
             self.loss.on_resent(global_id, now);
             self.report_loss(now);
         }

@@ -278,14 +278,14 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
     Ok(Begun { resource, versions, pinned, whole, fills, content, at, block, failed: false })
 }
 
-/// Whether two answers to one request with this Last-Modified are the same bytes: RFC 9110 §8.8.2.2, the time is over in which
-/// it may have been modified once more.
+/// Whether two answers to one request with this Last-Modified are the same bytes: RFC 9110 §8.8.2.2, the time is over
+/// in which it may have been modified once more.
 fn is_strong(modified: &[u8], date: &[u8]) -> bool {
     matches!((date::parse(modified), date::parse(date)), (Some(modified), Some(date)) if modified < date)
 }
 
-/// Whether a response may be another client's too. Tags are compared within one client's answers only, unless the origin says
-/// that they are for all, or does not know who asks.
+/// Whether a response may be another client's too. Tags are compared within one client's answers only, unless the
+/// origin says that they are for all, or does not know who asks.
 fn is_for_all(fields: &Fields<'_>, has_credentials: bool) -> bool {
     let names = |id, wanted: &[&[u8]]| {
         let mut members = fields.get_all(id).flat_map(|value| value.split(|byte| *byte == b','));
@@ -324,8 +324,8 @@ impl Begun {
         self.resource.version == self.versions[0]
     }
 
-    /// Whether it is what a response with this version was begun with. One that was for a client alone may look as if it were for
-    /// all where it is asked for without that client's cookies.
+    /// Whether it is what a response with this version was begun with. One that was for a client alone may look as if
+    /// it were for all where it is asked for without that client's cookies.
     pub(super) fn goes_on_with(&mut self, version: u64) -> bool {
         let goes_on = self.pinned && self.versions.contains(&version);
         if goes_on {
@@ -394,7 +394,8 @@ impl Begun {
         }
     }
 
-    /// What was read of a block. A part may begin later or end earlier than it was asked for (RFC 9110 §15.3.7): that is none.
+    /// What was read of a block. A part may begin later or end earlier than it was asked for (RFC 9110 §15.3.7): that
+    /// is none.
     fn take_block(&mut self, index: u64) -> Option<(u64, Bytes)> {
         let block = self.block.split().freeze();
         let whole = self.resource.length.saturating_sub(index * BLOCK_BYTES).min(BLOCK_BYTES);
@@ -402,7 +403,8 @@ impl Begun {
         (!self.failed).then_some((index, block))
     }
 
-    /// Whether the answer to a question for a part says that what was there is gone, not that this client may not have it now.
+    /// Whether the answer to a question for a part says that what was there is gone, not that this client may not have
+    /// it now.
     pub(super) fn tells_of_another(&self) -> bool {
         matches!(self.resource.status, 200 | 206 | 404 | 410 | 416)
     }

@@ -1,5 +1,5 @@
-//! Listeners of the Trickles transport: roots of routes, and what the accelerator has from upstreams, served without any
-//! memory of clients.
+//! Listeners of the Trickles transport: roots of routes, and what the accelerator has from upstreams, served without
+//! any memory of clients.
 
 mod exchange;
 mod inner;
@@ -247,7 +247,8 @@ fn hexadecimal(service: &UdpService) -> String {
     service.public_key().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// That the interface of a listener, where it has one of its own, carries the smallest packets that clients may ask for.
+/// That the interface of a listener, where it has one of its own, carries the smallest packets that clients may ask
+/// for.
 fn wide_enough(listener: &TricklesListener) -> Result<(), Obstacle> {
     let ip = listener.listen.address.ip();
     let (key, name) = match &listener.interface {
@@ -387,8 +388,8 @@ impl RoutedSites {
         Ok(Self { inner: inner.clone(), in_force, places, failed: None })
     }
 
-    /// Follows a reload. Roots were there when it looked; where one has gone since, or descriptors are used up, nothing is
-    /// served until all of them can be opened: the old routes are not in force any more.
+    /// Follows a reload. Roots were there when it looked; where one has gone since, or descriptors are used up, nothing
+    /// is served until all of them can be opened: the old routes are not in force any more.
     fn follow(&mut self) {
         let is_due = self.failed.is_some_and(|failed| failed.elapsed() >= FOLLOW_AGAIN);
         if is_due || self.in_force.has_changed().unwrap_or(false) {

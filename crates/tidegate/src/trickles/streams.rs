@@ -1,5 +1,6 @@
-//! Responses that have been read to somewhere in their middle: the next blocks are read on from there, so that one download
-//! is one request to the upstream, whether that knows Range or not. Soft state: without it blocks are asked for with Range.
+//! Responses that have been read to somewhere in their middle: the next blocks are read on from there, so that one
+//! download is one request to the upstream, whether that knows Range or not. Soft state: without it blocks are asked
+//! for with Range.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -63,8 +64,8 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Holds a response for what its client wants of it next. Where there is no place, the one that was not read for the longest
-    /// time ends: of the same client, if that has its share, then of those who have proved nothing.
+    /// Holds a response for what its client wants of it next. Where there is no place, the one that was not read for
+    /// the longest time ends: of the same client, if that has its share, then of those who have proved nothing.
     pub(super) fn hold(&self, begun: Begun, client: IpAddr, proved: bool) {
         if begun.is_at_end() {
             return;
@@ -112,8 +113,8 @@ impl Streams {
         held.iter().filter(comes_to).max_by_key(|stream| next(stream)).cloned()
     }
 
-    /// Reads on until block `index` of a version, where a response is held that comes to it soon: `keep` gets each block. Whether
-    /// that one was among them, or another reader has had it meanwhile.
+    /// Reads on until block `index` of a version, where a response is held that comes to it soon: `keep` gets each
+    /// block. Whether that one was among them, or another reader has had it meanwhile.
     pub(super) async fn read_to(&self, version: u64, index: u64, keep: impl Fn(u64, Bytes)) -> bool {
         let Some(stream) = self.before(version, index) else { return false };
         let mut begun = stream.begun.lock().await;

@@ -13,8 +13,8 @@ use crate::wire::{
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Packets at the start of a slow start that are acknowledged at once, one by one: it has no time to lose. After a recovery
-/// that would be more than TCP takes, whose receivers wait for a second packet as soon as nothing is missing.
+/// Packets at the start of a slow start that are acknowledged at once, one by one: it has no time to lose. After a
+/// recovery that would be more than TCP takes, whose receivers wait for a second packet as soon as nothing is missing.
 const QUICK_PACKETS: u64 = 8;
 /// Ranges that an open request asks for: what a server may send to an unproved address.
 const OPEN_WANTS: usize = 3;
@@ -22,8 +22,8 @@ const OPEN_WANTS: usize = 3;
 /// Opens of full length, before shorter ones are tried.
 const LONG_OPENS: u32 = 2;
 
-/// Less of an input than this is not worth a packet, unless no more follows. The least open has room for it beside the longest
-/// continuation that a server may give on its connection.
+/// Less of an input than this is not worth a packet, unless no more follows. The least open has room for it beside the
+/// longest continuation that a server may give on its connection.
 const LEAST_INPUT_BYTES: usize = 64;
 
 /// Most packets that a request acknowledges that repeats another one.
@@ -36,8 +36,8 @@ struct Again {
     continuation: Vec<u8>,
 }
 
-/// Where one in so many packets that were asked for again comes twice, their servers do not know of each other; not judged by
-/// the first few.
+/// Where one in so many packets that were asked for again comes twice, their servers do not know of each other; not
+/// judged by the first few.
 const COPIES_SHARE: u64 = 4;
 const COPIES_AT_FIRST: u64 = 64;
 
@@ -188,8 +188,8 @@ impl Client {
                 return self.open_datagram(now);
             }
             self.eras[index].ready.drain(..usize::from(group));
-            // A trickle that ends here, to shrink the window, is not worth a packet. One whose account leaves no room in a packet to
-            // ask for anything is given up.
+            // A trickle that ends here, to shrink the window, is not worth a packet. One whose account leaves no room
+            // in a packet to ask for anything is given up.
             if let (true, Ok(release)) = (releases && fits, release) {
                 let mut again = Vec::new();
                 if let Some((whole, wants)) =
@@ -212,9 +212,9 @@ impl Client {
         None
     }
 
-    /// What the request before acknowledged, and the ranges that it asked for, to be repeated by the one for `ready`: a lost
-    /// request costs as much as the loss of all its answers, and an acknowledgement of TCP costs nothing as the next one says
-    /// the same. Only once something was lost, and not where servers that share no memory answer both.
+    /// What the request before acknowledged, and the ranges that it asked for, to be repeated by the one for `ready`: a
+    /// lost request costs as much as the loss of all its answers, and an acknowledgement of TCP costs nothing as the
+    /// next one says the same. Only once something was lost, and not where servers that share no memory answer both.
     fn repeatable(
         &self,
         index: usize,
@@ -249,8 +249,8 @@ impl Client {
         (account_bytes + 2 * wants_bytes <= self.config.datagram_bytes.into()).then_some((whole, wants))
     }
 
-    /// Whether a request with `beside_bytes` of head and account has room for the ranges of so many packets. A packet that is not
-    /// asked for anything comes empty.
+    /// Whether a request with `beside_bytes` of head and account has room for the ranges of so many packets. A packet
+    /// that is not asked for anything comes empty.
     fn has_room(&self, packets: u64, beside_bytes: usize, limit: u16) -> bool {
         let window = self.config.window_bytes;
         let asking = self.requests.values().filter_map(|state| state.next_want(1, window));
@@ -328,8 +328,8 @@ impl Client {
         }
     }
 
-    /// Fills a datagram of at most `limit` bytes whose answer has `packets` packets with heads of `head_bytes`: input first,
-    /// then ranges.
+    /// Fills a datagram of at most `limit` bytes whose answer has `packets` packets with heads of `head_bytes`: input
+    /// first, then ranges.
     fn write_frames(&mut self, packets: usize, limit: usize, head_bytes: usize, out: &mut Vec<u8>) -> Load {
         let mut load = Load::default();
         self.write_inputs(packets, limit, out, &mut load);

@@ -1,5 +1,5 @@
-//! HTTP/1.1 over Trickles: GET and HEAD with ranges and conditions, keep-alive and pipelining, without any memory of the
-//! client (Trickles §6.2).
+//! HTTP/1.1 over Trickles: GET and HEAD with ranges and conditions, keep-alive and pipelining, without any memory of
+//! the client (Trickles §6.2).
 //!
 //! A request of the transport carries a conversation: its input is what an HTTP/1.1 client writes to a connection, its
 //! output what such a client reads. Where the conversation stands lies in the input continuation (`digest`), what a
@@ -33,7 +33,8 @@ const INPUT_CONTINUATION_BYTES: usize = 16 + OVERHEAD_BYTES;
 const END_BYTES: usize = FRAME_HEAD_BYTES + 8;
 /// The frame of an output continuation, besides its opaque bytes.
 const OUTPUT_CONTINUATION_BYTES: usize = 3 + OVERHEAD_BYTES;
-/// What a request has beside the opaque bytes that it asks with, an account of 16 runs among it, less the head of an answer.
+/// What a request has beside the opaque bytes that it asks with, an account of 16 runs among it, less the head of an
+/// answer.
 const BESIDE_BYTES: usize = 255;
 
 /// Opaque bytes that a continuation may have on a connection: more than the least where requests have room for them.
@@ -115,8 +116,8 @@ impl Client {
         Self { peer: event.peer, proved: event.kind != EventKind::Open }
     }
 
-    /// Whether a request may be carried out that changes something. An open can be forged, and sent again at any time: the client
-    /// sends such a request again with its next packet, which cannot.
+    /// Whether a request may be carried out that changes something. An open can be forged, and sent again at any time:
+    /// the client sends such a request again with its next packet, which cannot.
     fn may_change(self, request: &HttpRequest) -> bool {
         self.proved || request.refused.is_some()
     }
@@ -223,8 +224,8 @@ impl<S: Site> HttpService<S> {
         response.read(&mut self.site, within, &mut self.buffer)
     }
 
-    /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the continuations of the
-    /// responses, which are what follows, and for their first bytes.
+    /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the continuations of
+    /// the responses, which are what follows, and for their first bytes.
     fn answer_input(
         &mut self,
         client: Client,
@@ -232,8 +233,8 @@ impl<S: Site> HttpService<S> {
         packets: Range<usize>,
         socket: &mut Minisocket,
     ) -> Vec<(u64, Vec<u8>)> {
-        // What is consumed has to come together with the means to ask for all that answers it: whichever packets are lost, the
-        // client either knows both or sends the input again.
+        // What is consumed has to come together with the means to ask for all that answers it: whichever packets are
+        // lost, the client either knows both or sends the input again.
         let by_room = packets.rev().max_by_key(|&index| socket.room(index));
         let Some(home) = by_room else { return Vec::new() };
         let Some(mut digest) = Digest::decode(input.opaque, most_opaque_bytes(socket)) else {

@@ -39,8 +39,8 @@ pub struct Config {
     pub clock_skew_ms: u32,
     /// Answers that are remembered in each half of the horizon, at 40 bytes for both.
     pub replay_entries: usize,
-    /// Connections, and as many user continuations, that are remembered to save work (Trickles §5.1); 0 for none. Nothing
-    /// but time is lost with them.
+    /// Connections, and as many user continuations, that are remembered to save work (Trickles §5.1); 0 for none.
+    /// Nothing but time is lost with them.
     pub cache_entries: usize,
     /// Whether clients that ask for CUBIC have it.
     pub cubic: bool,
@@ -506,7 +506,8 @@ impl Server {
         if let Some(cause) = release.cause {
             let tag = secret.next_era(era.tag, cause);
             continuation.era.tag = tag;
-            // All accounts of honest clients set other packets free; and a timeout that is sent again sets the same ones free.
+            // All accounts of honest clients set other packets free; and a timeout that is sent again sets the same
+            // ones free.
             let mut successors = [0; MAX_SUCCESSORS];
             let successors = successors.get_mut(..release.count() as usize).ok_or(AccountError::BadGroup)?;
             secret.replay_of_successors(tag, release.packets.end - 1, successors);
@@ -576,7 +577,8 @@ impl Server {
         let wants = request.wants.iter().skip(socket.answered_before);
         let mut opened: Option<(&[u8], (UserContinuation<'_>, bool))> = None;
         for want in wants.take(socket.packets()) {
-            // Most ranges have the continuation of the one before. What the client sent twice tells nothing by its time.
+            // Most ranges have the continuation of the one before. What the client sent twice tells nothing by its
+            // time.
             let known = opened.filter(|(bytes, _)| *bytes == want.continuation);
             let continuation = match known {
                 Some((_, known)) => Ok(known),

@@ -20,7 +20,8 @@ const MAX_WAITING: usize = 4096;
 /// Of them such as open a connection: their clients may not be where they say.
 const MAX_WAITING_OPENS: usize = MAX_WAITING / 2;
 
-/// A server on one UDP socket. Several may share an address (SO_REUSEPORT): the kernel leads each client to one of them.
+/// A server on one UDP socket. Several may share an address (SO_REUSEPORT): the kernel leads each client to one of
+/// them.
 #[derive(Debug)]
 pub struct UdpServer<A> {
     socket: BatchSocket,

@@ -1,5 +1,6 @@
-//! Trickles flows on one simulated bottleneck, alone and beside TCP Reno: virtual time, so that the figures are exact and
-//! the same on every machine. `TRICKLES_TRACE=1` prints the windows over time, `TRICKLES_LONG=1` measures fairness for longer.
+//! Trickles flows on one simulated bottleneck, alone and beside TCP Reno: virtual time, so that the figures are exact
+//! and the same on every machine. `TRICKLES_TRACE=1` prints the windows over time, `TRICKLES_LONG=1` measures fairness
+//! for longer.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod reno;
@@ -108,7 +109,8 @@ struct Setting {
     ways: Option<(Way, Way)>,
     /// For up to so long every packet waits by chance before it comes to the way up, in order within its flow.
     wait_up: Duration,
-    /// What arrives within a period so long is taken at its end, together: an interface that joins interrupts, or a busy client.
+    /// What arrives within a period so long is taken at its end, together: an interface that joins interrupts, or a
+    /// busy client.
     batch: Duration,
 }
 
@@ -537,8 +539,8 @@ fn one_long_transfer_fills_the_link() {
     }
 }
 
-/// Slow start takes five round trips and more there: were a round of it to begin later in each train than the one before, the
-/// sender's own burst would look like the path's queue.
+/// Slow start takes five round trips and more there: were a round of it to begin later in each train than the one
+/// before, the sender's own burst would look like the path's queue.
 #[test]
 fn a_path_with_a_long_round_trip_is_filled() {
     for (round_trip_ms, mbit) in [(100, 10), (200, 10), (400, 10), (400, 5), (200, 50)] {
@@ -587,8 +589,8 @@ fn flows_beside_as_many_tcp_flows_get_as_much() {
         queue_bytes: 250_000,
         ..paper()
     };
-    // Who loses when the queue is full goes by phases that last: what few flows get in one run says little, and their long runs
-    // are `make soak`'s.
+    // Who loses when the queue is full goes by phases that last: what few flows get in one run says little, and their
+    // long runs are `make soak`'s.
     let steps: &[(usize, u64, u64)] = match std::env::var_os("TRICKLES_LONG") {
         Some(_) => &[(4, 4, 30_000), (10, 4, 20_000), (50, 4, 10_000), (100, 4, 10_000)],
         None => &[(10, 2, 8_000), (50, 1, 5_000), (100, 1, 5_000)],
