@@ -41,6 +41,21 @@ struct Again {
 const COPIES_SHARE: u64 = 4;
 const COPIES_AT_FIRST: u64 = 64;
 
+/// Packets of an era that a request acknowledges.
+struct Acknowledgement {
+    /// The newest of them, and how many.
+    ready: Ready,
+    group: u8,
+    account: Account,
+    /// Bytes of the request that ask for nothing.
+    beside_bytes: usize,
+    /// The code of the round-trip time that it states.
+    rtt: u8,
+    argument: u8,
+    /// What it sets free; `None`: the trickle ends.
+    release: Option<Release>,
+}
+
 /// What a datagram asks for, by what its answer will be counted against.
 #[derive(Debug, Default)]
 struct Load {
@@ -142,6 +157,7 @@ impl Client {
     /// Uses the first trickle that is free, if there is something to ask for.
     fn trickle_datagram(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.ack_at = None;
+        let limit = self.config.datagram_bytes;
         let (mut index, mut most) = (0, usize::MAX);
         while index < self.eras.len() {
             let state = &self.eras[index];
@@ -149,40 +165,23 @@ impl Client {
                 index += 1;
                 continue;
             };
-            let (ready, era) = (ready.clone(), state.era);
-            if group == 1 && !self.urgent(state, ready.number) {
-                let due = ready.arrived + self.config.delayed_ack;
-                if now < due {
-                    self.ack_at = Some(self.ack_at.map_or(due, |at| at.min(due)));
-                    index += 1;
-                    continue;
-                }
+            let ready = ready.clone();
+            if group == 1 && !self.urgent(state, ready.number) && self.delays_ack(&ready, now) {
+                index += 1;
+                continue;
             }
-            let account = state.account(&ready, now);
-            let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
-            let beside_bytes = HEADER_BYTES + 4 + Account::wire_bytes(runs.len());
-            let limit = self.config.datagram_bytes;
-            // Where an account has more than one run, all requests of the era state the same round-trip time.
-            let simple = runs.len() == 1 && runs[0].gap == 0;
-            let least = self.round_trip.least();
-            let rtt = if simple { 0 } else { *self.eras[index].rtt.get_or_insert(rtt_of(&ready.raw, least)) };
-            let mut argument = era.join_argument(group, rtt).unwrap_or(group);
-            let release = congestion::acknowledge(&era, &runs, ready.number, argument);
-            let releases = matches!(&release, Ok(release) if release.count() > 0);
-            let has_room = |packets| self.has_room(packets, beside_bytes, limit);
-            if let Ok(release) = &release
-                && group > 1
-                && !has_room(release.count())
-            {
+            let ack = self.acknowledgement(index, ready, group, now);
+            let has_room = |packets| self.has_room(packets, ack.beside_bytes, limit);
+            if group > 1 && ack.release.as_ref().is_some_and(|release| !has_room(release.count())) {
                 most = usize::from(group / 2);
                 continue;
             }
             most = usize::MAX;
-            let fits = beside_bytes <= limit.into() && has_room(1);
-            if releases && !self.has_work() {
+            let fits = ack.beside_bytes <= limit.into() && has_room(1);
+            if ack.release.is_some() && !self.has_work() {
                 return None;
             }
-            let aged = now.saturating_duration_since(ready.arrived) > self.config.park_limit;
+            let aged = now.saturating_duration_since(ack.ready.arrived) > self.config.park_limit;
             if aged || self.input_needs_open() {
                 self.reopen(now);
                 return self.open_datagram(now);
@@ -190,26 +189,58 @@ impl Client {
             self.eras[index].ready.drain(..usize::from(group));
             // A trickle that ends here, to shrink the window, is not worth a packet. One whose account leaves no room
             // in a packet to ask for anything is given up.
-            if let (true, Ok(release)) = (releases && fits, release) {
-                let mut again = Vec::new();
-                if let Some((whole, wants)) =
-                    self.repeatable(index, &ready, beside_bytes, release.packets.start)
-                    && let Some(joined) = era.join_argument(whole, rtt)
-                {
-                    (argument, again) = (joined, wants);
-                }
-                self.eras[index].asked = Some(Asked {
-                    by: ready.number,
-                    group,
-                    era: release.era.counter,
-                    packets: release.packets.clone(),
-                });
-                self.repeated += again.len() as u64;
-                let ask = Ask::Continue { account, group: argument };
-                return Some(self.request_datagram(ask, limit, &release, &again, now));
+            if fits && ack.release.is_some() {
+                return self.ack_datagram(index, ack, now);
             }
         }
         None
+    }
+
+    /// Whether a lone packet waits for a second one, to be acknowledged with it (RFC 5681 §4.2).
+    fn delays_ack(&mut self, ready: &Ready, now: Instant) -> bool {
+        let due = ready.arrived + self.config.delayed_ack;
+        if now >= due {
+            return false;
+        }
+        self.ack_at = Some(self.ack_at.map_or(due, |at| at.min(due)));
+        true
+    }
+
+    /// The acknowledgement of `group` packets of an era, of which `ready` is the newest.
+    fn acknowledgement(&mut self, index: usize, ready: Ready, group: u8, now: Instant) -> Acknowledgement {
+        let least = self.round_trip.least();
+        let state = &mut self.eras[index];
+        let account = state.account(&ready, now);
+        let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
+        // Where an account has more than one run, all requests of the era state the same round-trip time.
+        let simple = runs.len() == 1 && runs[0].gap == 0;
+        let rtt = if simple { 0 } else { *state.rtt.get_or_insert(rtt_of(&ready.raw, least)) };
+        let argument = state.era.join_argument(group, rtt).unwrap_or(group);
+        let release = congestion::acknowledge(&state.era, &runs, ready.number, argument);
+        let release = release.ok().filter(|release| release.count() > 0);
+        let beside_bytes = HEADER_BYTES + 4 + Account::wire_bytes(runs.len());
+        Acknowledgement { ready, group, account, beside_bytes, rtt, argument, release }
+    }
+
+    /// The request for an acknowledgement, which also repeats what the one before asked for if that may have been lost.
+    fn ack_datagram(&mut self, index: usize, ack: Acknowledgement, now: Instant) -> Option<Vec<u8>> {
+        let Acknowledgement { ready, group, account, beside_bytes, rtt, mut argument, release } = ack;
+        let release = release?;
+        let mut again = Vec::new();
+        if let Some((whole, wants)) = self.repeatable(index, &ready, beside_bytes, release.packets.start)
+            && let Some(joined) = self.eras[index].era.join_argument(whole, rtt)
+        {
+            (argument, again) = (joined, wants);
+        }
+        self.eras[index].asked = Some(Asked {
+            by: ready.number,
+            group,
+            era: release.era.counter,
+            packets: release.packets.clone(),
+        });
+        self.repeated += again.len() as u64;
+        let ask = Ask::Continue { account, group: argument };
+        Some(self.request_datagram(ask, self.config.datagram_bytes, &release, &again, now))
     }
 
     /// What the request before acknowledged, and the ranges that it asked for, to be repeated by the one for `ready`: a
