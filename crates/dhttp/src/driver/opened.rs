@@ -17,10 +17,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::carry::bind_address;
 use super::client::Shared;
 use super::request::{FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::security::{self, Fingerprint};
-use super::server::bind_address;
 use super::service::Body;
 use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, write_body};
 use crate::wire::RequestId;

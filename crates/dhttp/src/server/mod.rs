@@ -320,6 +320,14 @@ impl Server {
         self.places.take(client, self.config.per_client, usize::MAX)
     }
 
+    /// Remembers a request until it is answered.
+    fn put_in_flight(&mut self, id: RequestId, request: InFlight) -> Ticket {
+        let global_id = (request.client.ip(), id);
+        self.in_flight.insert(global_id, request);
+        self.metrics.dhttp_requests_in_flight.add(1);
+        Ticket(global_id)
+    }
+
     fn take(&mut self, id: GlobalId) -> Option<InFlight> {
         let request = self.in_flight.remove(&id)?;
         self.metrics.dhttp_requests_in_flight.sub(1);
