@@ -18,7 +18,8 @@ use tidegate_trickles::http::{Asked, Lost, Missing, Part, Resource, Site};
 use tidegate_trickles::server::Wait;
 use tokio::sync::{Semaphore, watch};
 
-use super::exchange::{self, Begun, Outgoing};
+use super::exchange::{self, Begun};
+use super::outgoing::Outgoing;
 use super::streams::Streams;
 
 /// Bytes that are asked for and kept together.

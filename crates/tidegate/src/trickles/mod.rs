@@ -3,6 +3,7 @@
 
 mod exchange;
 mod inner;
+mod outgoing;
 mod streams;
 
 use std::io::{self, Read};
@@ -442,7 +443,7 @@ impl Site for RoutedSites {
     fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
         let inside = self.inner.inside();
         if asked.proved {
-            inside.tell(|| exchange::head(asked), asked.peer.ip());
+            inside.tell(|| outgoing::head(asked), asked.peer.ip());
         }
         if inside.refuses(asked.peer.ip()) {
             return None;
