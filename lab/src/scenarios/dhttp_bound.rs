@@ -87,41 +87,11 @@ pub(super) fn measure(
     readable(directory.path())?;
     let (mut runs, of) = (Vec::new(), contenders.len() * crowds.len());
     for contender in contenders {
-        for &(users, warm_up_s, time_s) in crowds {
-            let hosts = network()?;
-            let running = Running::start(lab, contender.server, hosts.namespace("s")?, directory.path())?;
-            let habits = Habits {
-                server: running.address,
-                protocol: contender.protocol,
-                users,
-                pace: PACE,
-                addresses: ADDRESSES,
-                warm_up: Duration::from_secs_f64(warm_up_s),
-                time: Duration::from_secs_f64(time_s),
-            };
-            let mut used = Vec::new();
-            let usage = inside(hosts.namespace("c")?, || {
-                pin(LOAD_CORE)?;
-                use_site(&catalog, habits, || {
-                    used.push(running.quota.used()?);
-                    Ok(())
-                })
-            })?;
-            drop(running);
-            let used_s = match used.as_slice() {
-                [first, .., last] => last.saturating_sub(*first).as_secs_f64(),
-                _ => f64::NAN,
-            };
-            let run = Run {
-                contender: *contender,
-                users,
-                requests_per_s: usage.requests as f64 / time_s,
-                cpu_us: used_s * 1e6 / usage.requests as f64,
-                cpu_used: used_s / (time_s * SHARE),
-                usage,
-            };
+        for &crowd in crowds {
+            let run = measure_one(lab, *contender, crowd, &catalog, directory.path())?;
             let what = format!(
-                "{users} users, {}: {:.0} requests/s, {:.0} ms, {} failed, {:.0} us CPU a request, {:.0} % of its share",
+                "{} users, {}: {:.0} requests/s, {:.0} ms, {} failed, {:.0} us CPU a request, {:.0} % of its share",
+                run.users,
                 contender.name,
                 run.requests_per_s,
                 run.usage.mean_latency_s() * 1e3,
@@ -141,6 +111,46 @@ pub(super) fn measure(
         versions.extend(version("apache2", "-v"));
     }
     Ok((runs, versions))
+}
+
+fn measure_one(
+    lab: &Lab,
+    contender: Contender,
+    (users, warm_up_s, time_s): Crowd,
+    catalog: &Arc<Catalog>,
+    directory: &Path,
+) -> Result<Run, Error> {
+    let hosts = network()?;
+    let running = Running::start(lab, contender.server, hosts.namespace("s")?, directory)?;
+    let habits = Habits {
+        server: running.address,
+        protocol: contender.protocol,
+        users,
+        pace: PACE,
+        addresses: ADDRESSES,
+        warm_up: Duration::from_secs_f64(warm_up_s),
+        time: Duration::from_secs_f64(time_s),
+    };
+    let mut used = Vec::new();
+    let usage = inside(hosts.namespace("c")?, || {
+        pin(LOAD_CORE)?;
+        use_site(catalog, habits, || {
+            used.push(running.quota.used()?);
+            Ok(())
+        })
+    })?;
+    let used_s = match used.as_slice() {
+        [first, .., last] => last.saturating_sub(*first).as_secs_f64(),
+        _ => f64::NAN,
+    };
+    Ok(Run {
+        contender,
+        users,
+        requests_per_s: usage.requests as f64 / time_s,
+        cpu_us: used_s * 1e6 / usage.requests as f64,
+        cpu_used: used_s / (time_s * SHARE),
+        usage,
+    })
 }
 
 /// Users and server, each of whose packets are handled on its own core: otherwise whoever sends does the work of who

@@ -74,6 +74,13 @@ struct Row {
     alone: f64,
 }
 
+impl Row {
+    /// The part of their throughput that good clients keep.
+    fn kept(&self) -> f64 {
+        self.good.rate() / self.alone
+    }
+}
+
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     tidegate_bench::peers::install("nginx", "nginx-light").map_err(Error::Server)?;
     tidegate_bench::peers::install("haproxy", "haproxy").map_err(Error::Server)?;
@@ -194,31 +201,41 @@ fn start(bed: &Testbed, folder: &Path, control: Control) -> Result<Vec<Program>,
 
 fn outcome(rows: &[Row], servers: Vec<String>) -> Result<Outcome, Error> {
     let most = rows.iter().map(|row| row.offered).fold(0.0, f64::max);
-    let at_most = |row: &&Row| row.offered == most;
-    let checks: Vec<Check> = rows
-        .iter()
-        .filter(|row| row.control.is_ours())
-        .filter(at_most)
-        .flat_map(|row| {
-            let kept = Check {
-                what: format!(
-                    "good clients' throughput with {} to that without violators",
-                    row.control.label()
-                ),
-                ratio: row.good.rate() / row.alone,
-                at_least: 0.95,
-            };
-            let sent = Check {
-                what: format!("violations sent against {} to those wanted", row.control.label()),
-                ratio: row.sent / row.offered,
-                at_least: 0.95,
-            };
-            [kept, sent]
-        })
-        .collect();
+    let (ours, peers): (Vec<&Row>, Vec<&Row>) =
+        rows.iter().filter(|row| row.offered == most).partition(|row| row.control.is_ours());
+    let checks: Vec<Check> = ours.into_iter().flat_map(checks).collect();
     if checks.is_empty() {
         return Err(Error::Nothing("the load"));
     }
+    let peers: Vec<String> = peers
+        .iter()
+        .map(|row| format!("{} keeps {:.0} % at {:.0}/s", row.control.label(), row.kept() * 100.0, row.sent))
+        .collect();
+    let (raw, summary) = tables(rows);
+    let plots = vec![
+        (None, plot(rows, "good requests/s", |row| row.good.rate())),
+        (Some("times"), plot(rows, "good clients' median response time, ms", |row| row.good.median_ms())),
+    ];
+    Ok(Outcome { raw, summary, plots, verdict: Verdict::of(&checks).noting(&peers.join("; ")), servers })
+}
+
+/// That good clients keep their throughput, and that the violations really come.
+fn checks(row: &Row) -> [Check; 2] {
+    let label = row.control.label();
+    let kept = Check {
+        what: format!("good clients' throughput with {label} to that without violators"),
+        ratio: row.kept(),
+        at_least: 0.95,
+    };
+    let sent = Check {
+        what: format!("violations sent against {label} to those wanted"),
+        ratio: row.sent / row.offered,
+        at_least: 0.95,
+    };
+    [kept, sent]
+}
+
+fn tables(rows: &[Row]) -> (Table, Table) {
     let mut raw = Table::new([
         "control",
         "offered_per_s",
@@ -244,60 +261,35 @@ fn outcome(rows: &[Row], servers: Vec<String>) -> Result<Outcome, Error> {
             text(row.alone),
             text(row.good.median_ms()),
         ]);
-        let share = format!("{:.1} %", row.good.rate() / row.alone * 100.0);
         summary.row([
             row.control.label().into(),
             format!("{:.0}", row.offered),
             format!("{:.0}", row.sent),
             text(row.good.rate()),
-            share,
+            format!("{:.1} %", row.kept() * 100.0),
             text(row.good.median_ms()),
         ]);
     }
-    let series = |value: fn(&Row) -> f64| -> Vec<Series> {
-        let one = |control: &Control| Series {
-            name: control.label().into(),
-            points: rows
-                .iter()
-                .filter(|row| row.control == *control && value(row).is_finite())
-                .map(|row| Point::exact(row.sent, value(row)))
-                .collect(),
-        };
-        CONTROLS.iter().map(one).collect()
+    (raw, summary)
+}
+
+/// A figure of every control over the violations sent.
+fn plot(rows: &[Row], y: &str, figure: fn(&Row) -> f64) -> Plot {
+    let line = |control: &Control| Series {
+        name: control.label().into(),
+        points: rows
+            .iter()
+            .filter(|row| row.control == *control && figure(row).is_finite())
+            .map(|row| Point::exact(row.sent, figure(row)))
+            .collect(),
     };
-    let plot = |y: &str, series| Plot {
+    Plot {
         title: "Control in the kernel and in servers".into(),
         x: "violating requests/s".into(),
         x_log: false,
         y: y.into(),
-        series,
-    };
-    let peers: Vec<String> = rows
-        .iter()
-        .filter(|row| !row.control.is_ours())
-        .filter(at_most)
-        .map(|row| {
-            format!(
-                "{} keeps {:.0} % at {:.0}/s",
-                row.control.label(),
-                row.good.rate() / row.alone * 100.0,
-                row.sent
-            )
-        })
-        .collect();
-    Ok(Outcome {
-        raw,
-        summary,
-        plots: vec![
-            (None, plot("good requests/s", series(|row| row.good.rate()))),
-            (
-                Some("times"),
-                plot("good clients' median response time, ms", series(|row| row.good.median_ms())),
-            ),
-        ],
-        verdict: Verdict::of(&checks).noting(&peers.join("; ")),
-        servers,
-    })
+        series: CONTROLS.iter().map(line).collect(),
+    }
 }
 
 #[cfg(test)]

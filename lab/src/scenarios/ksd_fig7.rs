@@ -78,6 +78,28 @@ fn outcome(rows: &[Row]) -> Result<Outcome, Error> {
         ratio: (last.classes[0].rate() / last.classes[2].rate()).min(1e6),
         at_least: 5.0,
     });
+    let (raw, summary) = tables(rows);
+    let x = |row: &Row| row.clients as f64;
+    let throughput = curves(rows, &CLASSES, x, |row, class| row.classes[class].rate());
+    let times = curves(rows, &["high", "medium", "low", "high alone"], x, |row, class| {
+        row.classes.get(class).unwrap_or(&row.alone).median_ms()
+    });
+    Ok(Outcome {
+        raw,
+        summary,
+        plots: vec![
+            (None, plot("Prioritized listen queue", "clients a class", "requests/s", throughput)),
+            (
+                Some("times"),
+                plot("Prioritized listen queue", "clients a class", "median response time, ms", times),
+            ),
+        ],
+        verdict: Verdict::of(&checks),
+        servers: Vec::new(),
+    })
+}
+
+fn tables(rows: &[Row]) -> (Table, Table) {
     let mut raw = Table::new(["clients_per_class", "class", "answered_per_s", "median_ms", "mean_ms"]);
     let mut summary = Table::new([
         "clients a class",
@@ -113,24 +135,7 @@ fn outcome(rows: &[Row]) -> Result<Outcome, Error> {
             text(low.rate()),
         ]);
     }
-    let x = |row: &Row| row.clients as f64;
-    let throughput = curves(rows, &CLASSES, x, |row, class| row.classes[class].rate());
-    let times = curves(rows, &["high", "medium", "low", "high alone"], x, |row, class| {
-        row.classes.get(class).unwrap_or(&row.alone).median_ms()
-    });
-    Ok(Outcome {
-        raw,
-        summary,
-        plots: vec![
-            (None, plot("Prioritized listen queue", "clients a class", "requests/s", throughput)),
-            (
-                Some("times"),
-                plot("Prioritized listen queue", "clients a class", "median response time, ms", times),
-            ),
-        ],
-        verdict: Verdict::of(&checks),
-        servers: Vec::new(),
-    })
+    (raw, summary)
 }
 
 #[cfg(test)]

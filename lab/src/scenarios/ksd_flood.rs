@@ -111,8 +111,33 @@ fn kernel_mb() -> Result<f64, Error> {
 
 fn outcome(phases: &[Phase]) -> Result<Outcome, Error> {
     let [alone, _, bare, guarded] = phases else { return Err(Error::Nothing("the load")) };
+    let (raw, summary) = tables(phases);
+    let note = format!(
+        "{:.0} SYNs/s were sent; without the gate good clients keep {:.0} % at {:.0} SYNs/s",
+        guarded.sent.rate(),
+        bare.good.rate() / alone.good.rate() * 100.0,
+        bare.sent.rate()
+    );
+    let plot = Plot {
+        title: "SYNs from 1,000,000 addresses".into(),
+        x: "seconds".into(),
+        x_log: false,
+        y: "good requests answered/s".into(),
+        series: PHASES.iter().zip(phases).map(|(name, phase)| curve(name, phase)).collect(),
+    };
+    Ok(Outcome {
+        raw,
+        summary,
+        plots: vec![(None, plot)],
+        verdict: Verdict::of(&checks(alone, guarded)).noting(&note),
+        servers: Vec::new(),
+    })
+}
+
+/// That with the gate good clients keep their throughput in a flood, and the kernel its memory.
+fn checks(alone: &Phase, guarded: &Phase) -> [Check; 2] {
     let grown = guarded.memory_mb.1 - guarded.memory_mb.0;
-    let checks = [
+    [
         Check {
             what: "good clients' throughput in the flood to that without".into(),
             ratio: guarded.good.rate() / alone.good.rate(),
@@ -123,7 +148,10 @@ fn outcome(phases: &[Phase]) -> Result<Outcome, Error> {
             ratio: GROWTH_MB / grown.max(1.0),
             at_least: 1.0,
         },
-    ];
+    ]
+}
+
+fn tables(phases: &[Phase]) -> (Table, Table) {
     let mut raw = Table::new([
         "phase",
         "syns_per_s",
@@ -153,37 +181,20 @@ fn outcome(phases: &[Phase]) -> Result<Outcome, Error> {
             format!("{before:.0} → {after:.0}"),
         ]);
     }
-    let curve = |name: &str, phase: &Phase| {
-        let second = |second: u32| {
-            let within = phase
-                .good
-                .answered_at_s
-                .iter()
-                .filter(|at| (f64::from(second)..f64::from(second) + 1.0).contains(*at));
-            Point::exact(f64::from(second), within.count() as f64)
-        };
-        Series { name: name.into(), points: (0..phase.good.seconds.ceil() as u32).map(second).collect() }
+    (raw, summary)
+}
+
+/// Good requests answered in each second of a phase.
+fn curve(name: &str, phase: &Phase) -> Series {
+    let second = |second: u32| {
+        let within = phase
+            .good
+            .answered_at_s
+            .iter()
+            .filter(|at| (f64::from(second)..f64::from(second) + 1.0).contains(*at));
+        Point::exact(f64::from(second), within.count() as f64)
     };
-    let plot = Plot {
-        title: "SYNs from 1,000,000 addresses".into(),
-        x: "seconds".into(),
-        x_log: false,
-        y: "good requests answered/s".into(),
-        series: PHASES.iter().zip(phases).map(|(name, phase)| curve(name, phase)).collect(),
-    };
-    let note = format!(
-        "{:.0} SYNs/s were sent; without the gate good clients keep {:.0} % at {:.0} SYNs/s",
-        guarded.sent.rate(),
-        bare.good.rate() / alone.good.rate() * 100.0,
-        bare.sent.rate()
-    );
-    Ok(Outcome {
-        raw,
-        summary,
-        plots: vec![(None, plot)],
-        verdict: Verdict::of(&checks).noting(&note),
-        servers: Vec::new(),
-    })
+    Series { name: name.into(), points: (0..phase.good.seconds.ceil() as u32).map(second).collect() }
 }
 
 #[cfg(test)]
