@@ -182,7 +182,11 @@ mod tests {
         }
 
         #[test]
-        fn nonces_of_packets_are_those_of_ranges(key: Block, tag: u32, numbers in prop::collection::vec(0..9_u64, 1..20)) {
+        fn nonces_of_packets_are_those_of_ranges(
+            key: Block,
+            tag: u32,
+            numbers in prop::collection::vec(0..9_u64, 1..20),
+        ) {
             let secret = Secret::new(&key);
             let mut nonces = secret.nonces(tag);
             for number in numbers {

@@ -24,17 +24,19 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "cc-fig8",
     paper: &PAPER,
     figure: "Figure 8",
-    claim: "Each further filter, in a process of its own or in that of the one before it, adds at most 6 µs to the median latency of one client and 3 µs of processor time to a request",
+    claim: "Each further filter, in a process of its own or in that of the one before it, adds at most 6 µs to the \
+            median latency of one client and 3 µs of processor time to a request",
     published: "Latency over the number of filters, linear: 34 µs a filter on the HP, 94 µs on the Microtel.",
-    method: "ccserver behind one to ten filters: `package`, which owns the connections, and `pass`, which passes on; each a \
-             process of its own, as they are by default, or all of `pass` in one process (`--filter pass --filter +pass`). One client \
-             asks for a file of 100 bytes on one connection, one request at a time. Latency is the median of all requests of \
-             a round; processor time is that of the filters, as the kernel accounts it. The slopes are those of the lines of \
-             least squares through the medians of the rounds. Beside it, a row of processes is measured that only receive a \
-             message with a descriptor and send it on: what the kernel takes for that and for switching between processes \
-             depends on the machine (much on a virtual one), and no filter can take less. A second row passes on nothing: \
-             each process waits for an event counter and wakes the next one (eventfd(2)), the least of any way to pass \
-             something on to another process, shared memory included.",
+    method: "ccserver behind one to ten filters: `package`, which owns the connections, and `pass`, which passes on; \
+             each a process of its own, as they are by default, or all of `pass` in one process (`--filter pass \
+             --filter +pass`). One client asks for a file of 100 bytes on one connection, one request at a time. \
+             Latency is the median of all requests of a round; processor time is that of the filters, as the kernel \
+             accounts it. The slopes are those of the lines of least squares through the medians of the rounds. Beside \
+             it, a row of processes is measured that only receive a message with a descriptor and send it on: what the \
+             kernel takes for that and for switching between processes depends on the machine (much on a virtual one), \
+             and no filter can take less. A second row passes on nothing: each process waits for an event counter and \
+             wakes the next one (eventfd(2)), the least of any way to pass something on to another process, shared \
+             memory included.",
     run,
 };
 
@@ -142,8 +144,8 @@ fn outcome(runs: &[Run], bare: (f64, f64), woken: (f64, f64)) -> Result<Outcome,
     let note = format!(
         "each filter in a process of its own adds {:.1} µs of latency and {:.1} µs of processor time, of which \
          {:.1} µs and {:.1} µs are what a process takes here that receives, sends on and does nothing else; to be \
-         woken and to wake the next, without which no process passes anything on, takes {:.1} µs and {:.1} µs. Each in \
-         a shared process adds {:.2} µs and {:.2} µs",
+         woken and to wake the next, without which no process passes anything on, takes {:.1} µs and {:.1} µs. Each \
+         in a shared process adds {:.2} µs and {:.2} µs",
         own.latency_us, own.cpu_us, bare.0, bare.1, woken.0, woken.1, shared.latency_us, shared.cpu_us
     );
     let series = |name: &str, process, value: fn(&Run) -> f64| Series {

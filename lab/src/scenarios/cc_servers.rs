@@ -314,7 +314,8 @@ fn command(
                  LoadModule mpm_prefork_module {modules}/mod_mpm_prefork.so\n\
                  LoadModule authz_core_module {modules}/mod_authz_core.so\n\
                  User www-data\nGroup www-data\nDocumentRoot {site_name}\n\
-                 <Directory {site_name}>\nRequire all granted\nAllowOverride None\nOptions FollowSymLinks\n</Directory>\n\
+                 <Directory {site_name}>\nRequire all granted\nAllowOverride None\nOptions FollowSymLinks\n\
+                 </Directory>\n\
                  ServerLimit {workers}\nMaxRequestWorkers {workers}\nStartServers {workers}\n\
                  MinSpareServers 1\nMaxSpareServers {workers}\nMaxConnectionsPerChild 0\n\
                  KeepAlive On\nKeepAliveTimeout 15\nMaxKeepAliveRequests 0\nTimeout 300\nEnableSendfile On\n"

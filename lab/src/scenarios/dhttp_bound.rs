@@ -32,10 +32,11 @@ const HTTP_PORT: u16 = 8088;
 /// The first user's address; the others have the following ones.
 const ADDRESSES: Ipv4Addr = Ipv4Addr::new(10, 96, 128, 1);
 
-pub(super) const METHOD: &str = "Server and users share one machine and are joined by a pair of Ethernet devices. The server \
-    has a fifth of one core (by a control group), the users the other core, and each core handles the packets of its own side. \
-    So the server is the bottleneck. The users are SURGE's eight times as fast; each has an address of its own and asks for \
-    all objects of a page at once. 1,000 files of SURGE's sizes up to 300 kB, asked for after Zipf's law.";
+pub(super) const METHOD: &str = "Server and users share one machine and are joined by a pair of Ethernet devices. \
+    The server has a fifth of one core (by a control group), the users the other core, and each core handles the \
+    packets of its own side. So the server is the bottleneck. The users are SURGE's eight times as fast; each has an \
+    address of its own and asks for all objects of a page at once. 1,000 files of SURGE's sizes up to 300 kB, asked \
+    for after Zipf's law.";
 
 /// Which server, and how it treats idle connections.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -241,9 +242,11 @@ fn nginx(
     let fast_open = if fast_open { " fastopen=1024" } else { "" };
     let (here, root) = (own.display(), root.display());
     let config = format!(
-        "daemon off; master_process off; user root; worker_processes 1; pid {here}/nginx.pid; error_log {here}/err crit;\n\
+        "daemon off; master_process off; user root; worker_processes 1; pid {here}/nginx.pid; \
+         error_log {here}/err crit;\n\
          events {{ worker_connections 8000; }}\n\
-         http {{ access_log off; sendfile on; tcp_nodelay on; open_file_cache max=2000 inactive=1h; open_file_cache_valid 1h;\n\
+         http {{ access_log off; sendfile on; tcp_nodelay on; open_file_cache max=2000 inactive=1h; \
+         open_file_cache_valid 1h;\n\
          default_type text/plain; keepalive_timeout {keep_alive_s}s; keepalive_requests 1000000000;\n\
          server {{ listen {address} backlog=4096{fast_open}; root {root}; }} }}\n"
     );
@@ -258,12 +261,14 @@ fn apache(own: &Path, root: &Path, address: SocketAddr, keep_alive_s: u32) -> Re
     let (here, root) = (own.display(), root.display());
     let keep_alive = if keep_alive_s == 0 { "Off" } else { "On" };
     let config = format!(
-        "ServerRoot {here}\nPidFile {here}/pid\nErrorLog {here}/err\nLogLevel crit\nListen {address}\nListenBacklog 4096\n\
+        "ServerRoot {here}\nPidFile {here}/pid\nErrorLog {here}/err\nLogLevel crit\nListen {address}\n\
+         ListenBacklog 4096\n\
          ServerName localhost\nDefaultRuntimeDir {here}\nUser www-data\nGroup www-data\n\
          LoadModule mpm_event_module /usr/lib/apache2/modules/mod_mpm_event.so\n\
          LoadModule authz_core_module /usr/lib/apache2/modules/mod_authz_core.so\n\
          KeepAlive {keep_alive}\nKeepAliveTimeout {keep_alive_s}\nMaxKeepAliveRequests 0\n\
-         StartServers 4\nServerLimit 8\nThreadsPerChild 64\nMaxRequestWorkers 512\nMinSpareThreads 64\nMaxSpareThreads 512\n\
+         StartServers 4\nServerLimit 8\nThreadsPerChild 64\nMaxRequestWorkers 512\nMinSpareThreads 64\n\
+         MaxSpareThreads 512\n\
          DocumentRoot {root}\n<Directory />\nRequire all granted\n</Directory>\nEnableSendfile On\n"
     );
     let path = own.join("apache.conf");

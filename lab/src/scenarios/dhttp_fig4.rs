@@ -36,13 +36,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figure 4",
     claim: "Requests with a forged source make servers send the victim at most 3 times their bytes and not one SYN",
-    published: "An attacker sends requests that bear the victim's address; the servers open connections to the victim, which \
-                drowns in SYNs that come from many places.",
-    method: "An attacker on one network sends requests with the address of a victim on another one to three servers on a \
-             third, in every form that the protocol has: as in the paper, with an empty, a forged and a malformed token, sent \
-             again, asking for pieces; short, middling and long responses; short and long requests. Counters in the kernel \
-             count the bytes of IP packets that the attacker sends and the victim receives, and the SYNs that reach the victim. \
-             As a control the victim itself then asks for the long response, which must bring it a SYN.",
+    published: "An attacker sends requests that bear the victim's address; the servers open connections to the victim, \
+                which drowns in SYNs that come from many places.",
+    method: "An attacker on one network sends requests with the address of a victim on another one to three servers on \
+             a third, in every form that the protocol has: as in the paper, with an empty, a forged and a malformed \
+             token, sent again, asking for pieces; short, middling and long responses; short and long requests. \
+             Counters in the kernel count the bytes of IP packets that the attacker sends and the victim receives, and \
+             the SYNs that reach the victim. As a control the victim itself then asks for the long response, which \
+             must bring it a SYN.",
     run,
 };
 

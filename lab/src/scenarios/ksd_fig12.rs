@@ -29,14 +29,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figures 12 and 13",
     claim: "At 50,000 violating requests/s good clients keep at least 95 % of their throughput with the gate",
-    published: "Good clients have 392 connections/s at 20 violating requests/s; at 650 they have 374 with SYN policing, 261 \
-                with URL control in the kernel and 75 with an Apache module.",
-    method: "Good clients ask nginx for 8 KB 2,000 times a second whatever comes back, and give up after a second. Violators \
-             may have 10 requests/s. With the gate they are packets that end in the kernel: SYNs, or segments with a \
-             request, from raw sockets. For the peers they are requests on connections of the kernel's TCP, many at once on \
-             each, because before a program in user space nothing else costs anything: nginx with limit_req and \
-             limit_conn, HAProxy with a stick table before nginx. Where a peer does not take what is offered the rate that \
-             it takes is given. The senders share a core with the good clients.",
+    published: "Good clients have 392 connections/s at 20 violating requests/s; at 650 they have 374 with SYN \
+                policing, 261 with URL control in the kernel and 75 with an Apache module.",
+    method: "Good clients ask nginx for 8 KB 2,000 times a second whatever comes back, and give up after a second. \
+             Violators may have 10 requests/s. With the gate they are packets that end in the kernel: SYNs, or \
+             segments with a request, from raw sockets. For the peers they are requests on connections of the kernel's \
+             TCP, many at once on each, because before a program in user space nothing else costs anything: nginx with \
+             limit_req and limit_conn, HAProxy with a stick table before nginx. Where a peer does not take what is \
+             offered the rate that it takes is given. The senders share a core with the good clients.",
     run,
 };
 
@@ -160,7 +160,8 @@ fn start(bed: &Testbed, folder: &Path, control: Control) -> Result<Vec<Program>,
     let (zones, limit) = match control {
         Control::Nginx => (
             format!(
-                "limit_req_zone $binary_remote_addr zone=r:10m rate={}r/s; limit_conn_zone $binary_remote_addr zone=c:10m;",
+                "limit_req_zone $binary_remote_addr zone=r:10m rate={}r/s; \
+                 limit_conn_zone $binary_remote_addr zone=c:10m;",
                 LIMIT.0
             ),
             format!("limit_req zone=r burst={} nodelay; limit_conn c 20;", LIMIT.1),
@@ -172,7 +173,8 @@ fn start(bed: &Testbed, folder: &Path, control: Control) -> Result<Vec<Program>,
     let nginx = format!(
         "daemon off; master_process off; worker_processes 1; pid {root}/nginx.pid; error_log {root}/error.log crit;\n\
          events {{ worker_connections 10000; }}\n\
-         http {{ access_log off; client_body_temp_path {root}/b; proxy_temp_path {root}/p; fastcgi_temp_path {root}/f;\n\
+         http {{ access_log off; client_body_temp_path {root}/b; proxy_temp_path {root}/p; \
+         fastcgi_temp_path {root}/f;\n\
          uwsgi_temp_path {root}/u; scgi_temp_path {root}/s; keepalive_requests 1000000000; {zones}\n\
          server {{ listen {at} backlog=4096; root {root}; location /cgi-bin/ {{ {limit} }} }} }}"
     );
@@ -183,7 +185,8 @@ fn start(bed: &Testbed, folder: &Path, control: Control) -> Result<Vec<Program>,
     let mut programs = vec![bed.start_at("nginx", &command, waits_for)?];
     if behind {
         let haproxy = format!(
-            "global\n  nbthread 1\n  maxconn 10000\n  no strict-limits\ndefaults\n  mode http\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n\
+            "global\n  nbthread 1\n  maxconn 10000\n  no strict-limits\n\
+             defaults\n  mode http\n  timeout connect 5s\n  timeout client 30s\n  timeout server 30s\n\
              frontend f\n  bind {SERVER}:{PORT}\n  stick-table type ip size 100k expire 30s store http_req_rate(1s)\n  \
              acl cgi path_beg /cgi-bin/\n  http-request track-sc0 src if cgi\n  \
              http-request deny deny_status 429 if cgi {{ sc_http_req_rate(0) gt {} }}\n  default_backend b\n\

@@ -21,11 +21,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     figure: "Figures 7 and 8",
     claim: "With a prioritized listen queue the high class's response time stays within 20 % of its value without the \
             other classes while those queue",
-    published: "Three classes with equally many clients, 50 server processes: with more than 30 clients a class only the \
-                high one is served; its response time grows sub-linearly, that of the others exponentially.",
+    published: "Three classes with equally many clients, 50 server processes: with more than 30 clients a class only \
+                the high one is served; its response time grows sub-linearly, that of the others exponentially.",
     method: "Each class has a network of clients and an accept queue of its own; 20 workers of 30 ms accept from the \
-             highest that has a connection. At each number of clients the high class is measured alone and beside the two \
-             others; the median response times are compared.",
+             highest that has a connection. At each number of clients the high class is measured alone and beside the \
+             two others; the median response times are compared.",
     run,
 };
 

@@ -35,13 +35,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "ksd-flood",
     paper: &PAPER,
     figure: "Beyond the paper: a SYN flood",
-    claim: "While SYNs come from 1,000,000 addresses, 200,000/s or what the machine sends, good clients keep at least 90 % of \
-            their throughput and the kernel's memory does not grow",
+    claim: "While SYNs come from 1,000,000 addresses, 200,000/s or what the machine sends, good clients keep at least \
+            90 % of their throughput and the kernel's memory does not grow",
     published: "Nothing: the paper's clients have few addresses; the bounds are ours.",
-    method: "Good clients open 400 connections/s whatever comes back and give up after a second; a rule lets their network in, \
-             another gives all strangers together 1,000 connections/s. A raw socket sends SYNs from 1,000,000 addresses in \
-             turn, sharing a core with the good clients. The kernel's memory is its slab, per-CPU and page-table memory; \
-             16 MB more count as none. Without the gate the kernel answers with SYN cookies.",
+    method: "Good clients open 400 connections/s whatever comes back and give up after a second; a rule lets their \
+             network in, another gives all strangers together 1,000 connections/s. A raw socket sends SYNs from \
+             1,000,000 addresses in turn, sharing a core with the good clients. The kernel's memory is its slab, \
+             per-CPU and page-table memory; 16 MB more count as none. Without the gate the kernel answers with SYN \
+             cookies.",
     run,
 };
 

@@ -28,14 +28,16 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig12",
     paper: &PAPER,
     figure: "Figure 12",
-    claim: "A gigabit over Trickles takes at most 2 times the server's processor time of kernel TCP without segmentation offload",
-    published: "Processor load against throughput: Trickles takes more than TCP, mostly for the MAC; the soft-state cache of \
-                minisockets (§5.1) wins some of it back.",
+    claim: "A gigabit over Trickles takes at most 2 times the server's processor time of kernel TCP without \
+            segmentation offload",
+    published: "Processor load against throughput: Trickles takes more than TCP, mostly for the MAC; the soft-state \
+                cache of minisockets (§5.1) wins some of it back.",
     method: "Server and clients on a core each, joined by the loopback interface with packets of 1500 bytes; the user \
-             and system time of the server's threads for the carrier, in which the loopback delivers what it sends. Offload is turned off in \
-             two ways. By `ethtool -K lo tso off gso off`: the kernel still sends TCP in large pieces, which it cuts last of all, in \
-             software, as it does for UDP sockets that ask for it. And by gso_max_segs 1, so that every segment goes through the whole \
-             stack, as it did in the paper's kernel. The soft-state cache, where it is on, remembers more connections than there are.",
+             and system time of the server's threads for the carrier, in which the loopback delivers what it sends. \
+             Offload is turned off in two ways. By `ethtool -K lo tso off gso off`: the kernel still sends TCP in \
+             large pieces, which it cuts last of all, in software, as it does for UDP sockets that ask for it. And by \
+             gso_max_segs 1, so that every segment goes through the whole stack, as it did in the paper's kernel. The \
+             soft-state cache, where it is on, remembers more connections than there are.",
     run,
 };
 

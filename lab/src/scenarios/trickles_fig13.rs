@@ -63,12 +63,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     figure: "Figure 13",
     claim: "Beside as many TCP Reno flows a Trickles flow gets within 10 % of what a TCP flow gets",
     published: "Throughput of Trickles flows beside TCP flows at one bottleneck: they share it about equally.",
-    method: "A 100 Mbit/s link with 20 ms round trip, shared by as many flows of the one kind as of the other. What the flows \
-             of a kind get is summed up and compared; packets of Trickles hold less content, \
-             0.97 of TCP's, and Reno counts packets. One flow of each kind is measured eight times at once, on links of a quarter of the rate each: \
-             two flows alone lose seldom. On either way every packet waits by chance for up to the time of eight packets, in \
-             order within its flow: a server in user space spaces its packets out, and where a full queue drops what comes at \
-             one moment that alone is worth a fifth of the rate, and more where flows are few (decision 14).",
+    method: "A 100 Mbit/s link with 20 ms round trip, shared by as many flows of the one kind as of the other. What \
+             the flows of a kind get is summed up and compared; packets of Trickles hold less content, \
+             0.97 of TCP's, and Reno counts packets. One flow of each kind is measured eight times at once, on links \
+             of a quarter of the rate each: two flows alone lose seldom. On either way every packet waits by chance \
+             for up to the time of eight packets, in order within its flow: a server in user space spaces its packets \
+             out, and where a full queue drops what comes at one moment that alone is worth a fifth of the rate, and \
+             more where flows are few (decision 14).",
     run,
 };
 

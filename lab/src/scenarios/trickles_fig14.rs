@@ -24,11 +24,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figure 14",
     claim: "Objects of 20 kB and 250 kB that are asked for at once arrive within 5 % of the time that TCP takes",
-    published: "Throughput of pipelined requests for small and larger objects: with parallel requests over sparse sequence \
-                numbers Trickles reaches TCP.",
-    method: "A 100 Mbit/s link with 10 ms round trip. One connection, 150 objects of 20 kB or 30 of 250 kB, all asked for at \
-             the start: by TCP and by Trickles pipelined on one stream, and by Trickles as parallel requests, each in a \
-             region of sequence numbers of its own that a SKIP ends.",
+    published: "Throughput of pipelined requests for small and larger objects: with parallel requests over sparse \
+                sequence numbers Trickles reaches TCP.",
+    method: "A 100 Mbit/s link with 10 ms round trip. One connection, 150 objects of 20 kB or 30 of 250 kB, all asked \
+             for at the start: by TCP and by Trickles pipelined on one stream, and by Trickles as parallel requests, \
+             each in a region of sequence numbers of its own that a SKIP ends.",
     run,
 };
 

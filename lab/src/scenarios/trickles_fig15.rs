@@ -24,16 +24,17 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig15",
     paper: &PAPER,
     figure: "Figure 15",
-    claim: "10,000 seeded transfers over links with round trips of 10 to 400 ms and losses up to 5 % in both directions end with every byte right",
+    claim: "10,000 seeded transfers over links with round trips of 10 to 400 ms and losses up to 5 % in both \
+            directions end with every byte right",
     published: "Throughput against the loss rate: Trickles and TCP Reno fall alike.",
-    method: "The seeded transfers run through client and server in virtual time, with reordering and duplication besides; \
-             a tenth as many each with bursts of losses (Gilbert and Elliott), 20 % lost on one of the ways only, one packet in \
-             ten late by up to a round trip, a third duplicated, blackouts of 3 s, and most of this at once. \
-             A transfer hangs that takes longer than its path explains with a window of one packet: a round trip for each packet, \
-             a timeout for each that is lost or whose acknowledgement is, which doubles where it is lost again, and once as many \
-             timeouts in a row as one exchange in a million has; a blackout counts three times. \
-             The throughput beside it is measured on emulated links of 10 Mbit/s, one for each flow, three flows of each kind \
-             for each round trip and loss rate, all at once.",
+    method: "The seeded transfers run through client and server in virtual time, with reordering and duplication \
+             besides; a tenth as many each with bursts of losses (Gilbert and Elliott), 20 % lost on one of the ways \
+             only, one packet in ten late by up to a round trip, a third duplicated, blackouts of 3 s, and most of \
+             this at once. A transfer hangs that takes longer than its path explains with a window of one packet: a \
+             round trip for each packet, a timeout for each that is lost or whose acknowledgement is, which doubles \
+             where it is lost again, and once as many timeouts in a row as one exchange in a million has; a blackout \
+             counts three times. The throughput beside it is measured on emulated links of 10 Mbit/s, one for each \
+             flow, three flows of each kind for each round trip and loss rate, all at once.",
     run,
 };
 

@@ -35,19 +35,20 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig16",
     paper: &PAPER,
     figure: "Figure 16",
-    claim: "When its server is killed and restarted, or another takes its place, a transfer goes on with no byte lost within two round trips or one timeout, whichever is longer",
-    published: "Sequence number against time with a server that fails over to another: the Trickles transfer stops for a moment \
-                and goes on; a TCP connection is lost.",
-    method: "A 100 Mbit/s link with 20 ms round trip. The server gets SIGKILL after 0.7 s. Another replica on the same host, which \
-             the client knows, takes over at once: the host's kernel says that the first one's port is closed. Or the same \
-             server is started again. Or its host vanishes, so that nothing says anything, and a replica at another address \
-             is there: the client learns of it by a timeout alone. The pause is the longest between two arrivals of content \
-             after the kill. Recovery is the pause, less the time in it in which no server ran, less one round trip: the \
-             client waits one timeout from the last packet on, and then for the answer of the server that it asks. The round \
-             trip is measured before, by transfers of 100 bytes. The timeout is 200 ms, RFC 6298's with the floor that both ends \
-             have; up to 1 ms more is allowed for waking up, and as no round trip is like another. The longest of all \
-             rounds counts. A client's program begins again, at the next server, when a transfer fails or nothing comes for \
-             1 s; TCP's has to.",
+    claim: "When its server is killed and restarted, or another takes its place, a transfer goes on with no byte lost \
+            within two round trips or one timeout, whichever is longer",
+    published: "Sequence number against time with a server that fails over to another: the Trickles transfer stops for \
+                a moment and goes on; a TCP connection is lost.",
+    method: "A 100 Mbit/s link with 20 ms round trip. The server gets SIGKILL after 0.7 s. Another replica on the same \
+             host, which the client knows, takes over at once: the host's kernel says that the first one's port is \
+             closed. Or the same server is started again. Or its host vanishes, so that nothing says anything, and a \
+             replica at another address is there: the client learns of it by a timeout alone. The pause is the longest \
+             between two arrivals of content after the kill. Recovery is the pause, less the time in it in which no \
+             server ran, less one round trip: the client waits one timeout from the last packet on, and then for the \
+             answer of the server that it asks. The round trip is measured before, by transfers of 100 bytes. The \
+             timeout is 200 ms, RFC 6298's with the floor that both ends have; up to 1 ms more is allowed for waking \
+             up, and as no round trip is like another. The longest of all rounds counts. A client's program begins \
+             again, at the next server, when a transfer fails or nothing comes for 1 s; TCP's has to.",
     run,
 };
 

@@ -25,14 +25,16 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig9",
     paper: &PAPER,
     figure: "Figure 9",
-    claim: "Clients that fetch 500 kB objects get within 5 % of TCP's throughput together, at every number of clients, and no transfer of Trickles fails",
-    published: "Aggregate throughput at a 100 Mbit/s bottleneck with 1 to 15,000 clients: Trickles is level with TCP up to a \
-                few thousand clients, beyond which the TCP server fails for want of memory.",
-    method: "A 100 Mbit/s link with 10 ms round trip. What arrives at all clients together is measured while all are at \
-             work, 15,000 clients 20 s after they begin to open and for 24 s: what had come before, behind a gap, counts once the gap \
-             is filled, and made TCP faster than its link in a third of that time. With thousands of clients each gets so little that hardly a transfer \
-             ends meanwhile; the paper let them end. Reno's bound of one packet a round trip is what congests the link then. A transfer fails whose connection is refused, reset \
-             or given up, from the load's first moment on.",
+    claim: "Clients that fetch 500 kB objects get within 5 % of TCP's throughput together, at every number of clients, \
+            and no transfer of Trickles fails",
+    published: "Aggregate throughput at a 100 Mbit/s bottleneck with 1 to 15,000 clients: Trickles is level with TCP \
+                up to a few thousand clients, beyond which the TCP server fails for want of memory.",
+    method: "A 100 Mbit/s link with 10 ms round trip. What arrives at all clients together is measured while all are \
+             at work, 15,000 clients 20 s after they begin to open and for 24 s: what had come before, behind a gap, \
+             counts once the gap is filled, and made TCP faster than its link in a third of that time. With thousands \
+             of clients each gets so little that hardly a transfer ends meanwhile; the paper let them end. Reno's \
+             bound of one packet a round trip is what congests the link then. A transfer fails whose connection is \
+             refused, reset or given up, from the load's first moment on.",
     run,
 };
 

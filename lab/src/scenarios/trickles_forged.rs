@@ -30,14 +30,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
     figure: "§2.2",
     claim: "Of 1,000,000 forged, replayed, truncated and loss-hiding packets none is answered with data",
     published: "The paper argues that the MAC, the replay table and the nonces refuse such packets; it measures none.",
-    method: "Real requests of transfers over lossy links, changed: a byte of the continuation or account overwritten; sent \
-             again; cut off within a frame or before the first; or with an account in which lost packets count as received, \
-             proved by the nonces that the client knows, by sums of them, and by guesses. What is sent again goes to the \
-             server that answered it, at the time of the original, and last of all timeouts, up to 50 s later. Everything else goes, at the time of the original, to a server with the same keys that \
-             has answered nothing, one for each packet: there no replay table helps to refuse. As a control such servers get \
-             the unchanged requests too, and those that hide a loss with the true account instead: all must be answered. \
-             The cost is the time that the server takes for each packet, on one core; a server that is new finds nothing of \
-             its own in the processor's caches.",
+    method: "Real requests of transfers over lossy links, changed: a byte of the continuation or account overwritten; \
+             sent again; cut off within a frame or before the first; or with an account in which lost packets count as \
+             received, proved by the nonces that the client knows, by sums of them, and by guesses. What is sent again \
+             goes to the server that answered it, at the time of the original, and last of all timeouts, up to 50 s \
+             later. Everything else goes, at the time of the original, to a server with the same keys that has \
+             answered nothing, one for each packet: there no replay table helps to refuse. As a control such servers \
+             get the unchanged requests too, and those that hide a loss with the true account instead: all must be \
+             answered. The cost is the time that the server takes for each packet, on one core; a server that is new \
+             finds nothing of its own in the processor's caches.",
     run,
 };
 

@@ -85,7 +85,9 @@ metric_set! {
         Counter gateway_connections_total: "Connections of clients accepted.",
         Counter gateway_connections_refused_total: "Connections turned away: a stranger's, or one too many.",
         Counter gateway_requests_total: "Requests taken.",
-        Counter gateway_refused_total: "Requests answered with an error because they were malformed, would loop, or lead where the client may not.",
+        Counter gateway_refused_total:
+            "Requests answered with an error because they were malformed, would loop, or lead where the client may \
+             not.",
         Counter gateway_failed_total: "Requests for which no server gave an answer.",
         Counter gateway_datagram_total: "Responses that came in one datagram.",
         Counter gateway_stream_total: "Responses that came by DHTTP on a connection.",

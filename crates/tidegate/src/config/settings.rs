@@ -224,7 +224,8 @@ fn certificates(file: &Values, report: &mut Report<'_>) -> Vec<Certificate> {
     match (sections.first(), tls.next()) {
         (None, Some(listen)) => report.warn(
             listen.offset_of("protocol").unwrap_or(listen.offset),
-            "listen.protocol: https without a [[certificate]]: clients are shown one that this process makes, and warn of it"
+            "listen.protocol: https without a [[certificate]]: clients are shown one that this process makes, \
+             and warn of it"
                 .into(),
         ),
         (Some(section), None) => {

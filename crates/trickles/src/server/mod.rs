@@ -82,9 +82,11 @@ tidegate_core::metric_set! {
         Counter trickles_waited_total: "Requests whose answer waited for the application.",
         Counter trickles_overloaded_total: "Requests dropped because too many waited for the application.",
         Counter trickles_cache_hits_total: "Secrets and user continuations found in the soft-state cache.",
-        Counter trickles_cache_misses_total: "Secrets and user continuations that had to be computed although the cache is on.",
+        Counter trickles_cache_misses_total:
+            "Secrets and user continuations that had to be computed although the cache is on.",
         Counter trickles_sealed_total: "Encrypted requests that were opened.",
-        Counter trickles_seal_forged_total: "Encrypted requests refused because they were forged, or for another server.",
+        Counter trickles_seal_forged_total:
+            "Encrypted requests refused because they were forged, or for another server.",
         Counter trickles_plaintext_refused_total: "Requests refused because they were not encrypted.",
         Counter trickles_keys_told_total: "Clients told the server's key for encryption.",
         Counter trickles_sessions_expired_total: "Clients told that the key epoch of their encryption is gone.",

@@ -86,7 +86,8 @@ pub enum StreamError {
 fn reset_reason(code: u16) -> String {
     let reason = match code {
         RESET_EXPIRED => {
-            "the server lacks the key that the request was answered with before: its keys have changed, or a replica has others".into()
+            "the server lacks the key that the request was answered with before: its keys have changed, or a replica \
+             has others".into()
         }
         NOT_FOUND => "there is no such object".into(),
         GONE => "the file changed while it was fetched".into(),
