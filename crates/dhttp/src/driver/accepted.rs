@@ -35,7 +35,7 @@ impl<S: Service> Driver<S> {
     pub(super) fn accept(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
         let metrics = &self.handle.driver;
         let (of_peer, in_all) = (self.options.accepted_per_client, self.options.accepted);
-        let Some(place) = self.accepted.take(peer.ip(), of_peer, in_all) else {
+        let Some(permit) = self.accepted.take(peer.ip(), of_peer, in_all) else {
             metrics.dhttp_accepted_refused_total.add(1);
             return;
         };
@@ -49,7 +49,7 @@ impl<S: Service> Driver<S> {
         metrics.dhttp_accepted_open.add(1);
         let driver = Rc::clone(self);
         spawn_local(async move {
-            let _place = place;
+            let _permit = permit;
             if let Err(error) = driver.serve_stream(stream, peer).await {
                 driver.handle.driver.dhttp_stream_errors_total.add(1);
                 tracing::debug!(%error, %peer, "connection of a client ended");

@@ -26,9 +26,9 @@ use super::security::Security;
 use super::service::{Arrival, Body, Immediate, Request, Response, Room, Service};
 use super::stream::StreamLimits;
 use super::udp::{BATCH, Outgoing, Receiver, Sender};
-use crate::places::Places;
+use crate::quota::Quota;
 use crate::server::{
-    ConnectionId, GlobalId, Path, Place, Received, Route, Server, ServerConfig, Ticket, Transmit, Unsealed,
+    ConnectionId, GlobalId, Path, Permit, Received, Route, Server, ServerConfig, Ticket, Transmit, Unsealed,
 };
 
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
@@ -142,7 +142,7 @@ pub fn serve<S: Service>(
             min_rate_bytes_per_s: options.min_rate_bytes_per_s,
         },
         scratch: RefCell::default(),
-        accepted: Places::default(),
+        accepted: Quota::default(),
         options,
     });
     let tcp = listener.tcp.map(TcpListener::from_std).transpose()?;
@@ -168,12 +168,12 @@ pub(super) struct Driver<S> {
     /// Responses that are there already are put together here.
     scratch: RefCell<Vec<u8>>,
     /// The connections that clients opened.
-    pub(super) accepted: Places,
+    pub(super) accepted: Quota,
 }
 
 /// What is kept of a request while the site works for it.
 struct Work {
-    place: Place,
+    permit: Permit,
     /// See [`Server::respond_long`].
     long: bool,
     /// It was sealed.
@@ -331,7 +331,7 @@ impl<S: Service> Driver<S> {
             return;
         }
         let sealed = core.is_sealed(&ticket);
-        let Some((ticket, place)) = core.begin(ticket) else { return };
+        let Some((ticket, permit)) = core.begin(ticket) else { return };
         drop(core);
         let http = Bytes::copy_from_slice(http);
         // One that must not be repeated is known by its number.
@@ -341,7 +341,7 @@ impl<S: Service> Driver<S> {
         let request =
             Request { arrival, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
         let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket), local: arrival.local };
-        let answer = Rc::clone(self).answer(guard, request, Work { place, long, offered });
+        let answer = Rc::clone(self).answer(guard, request, Work { permit, long, offered });
         let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(answer);
         // A response that is there already needs no task.
         if answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -393,20 +393,20 @@ impl<S: Service> Driver<S> {
     }
 
     async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request, work: Work) {
-        let Work { place, long, mut offered } = work;
+        let Work { permit, long, mut offered } = work;
         let Some(id) = guard.ticket.as_ref().map(Ticket::global_id) else { return };
         if long {
             // Set up while the response is made (DHTTP §III).
             if let Some(job) = self.route_long(&mut guard, id) {
                 let Response { mut http, .. } = self.respond(request).await;
-                http.keep(place);
+                http.keep(permit);
                 // The connection has broken: the core has told the client.
                 let _ = job.send(http);
             }
             return;
         }
         let Response { total_bytes, mut http } = self.respond(request).await;
-        http.keep(place);
+        http.keep(permit);
         if let Some(joined) = offered.as_mut().and_then(Offered::joined) {
             // Its client waits on a connection, and no longer for a datagram.
             let _ = joined.send(Response { total_bytes, http });

@@ -52,11 +52,11 @@ impl Server {
         if self.in_flight.len() >= self.config.in_flight {
             return self.divert(path, id, |metrics| &metrics.dhttp_requests_shed_total);
         }
-        let Some(place) = self.place_of(path.client.ip()) else {
+        let Some(permit) = self.permit_for(path.client.ip()) else {
             return self.divert(path, id, |metrics| &metrics.dhttp_requests_crowded_total);
         };
         request.once = Some(numbered);
-        request.place = Some(place);
+        request.permit = Some(permit);
         let content = Content { http, secret: request.seal.is_some() };
         let admission = lock(&window).admit(&numbered, content, path.client.ip(), Channel::Datagram, now);
         match admission {

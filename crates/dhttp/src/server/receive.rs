@@ -8,7 +8,7 @@ use tidegate_http::status_reason;
 
 use super::request::Check;
 use super::{InFlight, Path, Received, Server, ServerMetrics, Wanted};
-use crate::token::Wear;
+use crate::token::TokenAge;
 use crate::wire::{Answer, ID_BYTES, PieceRange, Pieces, Request, RequestId};
 
 impl Server {
@@ -56,8 +56,8 @@ impl Server {
         received_bytes: usize,
         now: Instant,
     ) -> Received<'a> {
-        let wear = self.proves(request.token, path.client, now);
-        let proved = wear.is_some();
+        let age = self.proves(request.token, path.client, now);
+        let proved = age.is_some();
         if request.resend && proved {
             self.metrics.dhttp_requests_resent_total.add(1);
         }
@@ -79,7 +79,7 @@ impl Server {
                 return Received::Done;
             }
         };
-        let state = self.state_of(path, request, wear, received_bytes, now);
+        let state = self.state_of(path, request, age, received_bytes, now);
         if !repeatable {
             return self.handle_once(request.id, request.once, state, request.http, head_bytes, now);
         }
@@ -125,7 +125,7 @@ impl Server {
         &mut self,
         path: Path,
         request: &Request<'_>,
-        wear: Option<Wear>,
+        age: Option<TokenAge>,
         received_bytes: usize,
         now: Instant,
     ) -> InFlight {
@@ -144,14 +144,14 @@ impl Server {
             tcp_port: request.other_port,
             resent: request.resend,
             knows_tokens: request.token.is_some(),
-            proved: wear.is_some(),
-            well_proved: wear == Some(Wear::New),
+            proved: age.is_some(),
+            well_proved: age == Some(TokenAge::New),
             pieces,
             pieces_bytes,
             received_bytes,
             once: None,
             seal: self.unsealed.take(),
-            place: None,
+            permit: None,
         }
     }
 
@@ -168,7 +168,7 @@ impl Server {
     }
 
     /// What a request's token proves; `None`: nothing.
-    fn proves(&mut self, token: Option<&[u8]>, client: SocketAddr, now: Instant) -> Option<Wear> {
+    fn proves(&mut self, token: Option<&[u8]>, client: SocketAddr, now: Instant) -> Option<TokenAge> {
         let token = token.filter(|token| !token.is_empty())?;
         let checked = self.tokens.check(token, client, self.unix_s(now));
         if checked.is_err() {

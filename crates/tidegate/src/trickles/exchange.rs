@@ -38,7 +38,7 @@ const VOLATILE_FIELDS: [&[u8]; 15] = [
 ];
 
 /// A response whose content is being taken.
-pub(super) struct Begun {
+pub(super) struct StreamingResponse {
     /// What the response is of; its length is right once it is known.
     pub resource: Resource,
     /// The versions that it may have been begun with: for all, and for this client alone.
@@ -70,7 +70,11 @@ enum Coding {
 }
 
 /// Sends the request and reads the response's head.
-pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing) -> Result<Begun, Missing> {
+pub(super) async fn begin(
+    inside: &Inside,
+    local: SocketAddr,
+    request: Outgoing,
+) -> Result<StreamingResponse, Missing> {
     let mut head = request.head;
     head.extend_from_slice(b"\r\n");
     let asked_with = xxh3_64(&head);
@@ -109,7 +113,7 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
         etag: text(FieldId::Etag).to_vec(),
         fields,
     };
-    Ok(Begun {
+    Ok(StreamingResponse {
         resource,
         versions,
         pinned: pinned_length.is_some(),
@@ -148,7 +152,7 @@ struct KeptFields {
     fields: Vec<u8>,
     /// Lines of those that set cookies, which are among them.
     cookies: Vec<u8>,
-    /// See [`Begun::fills`].
+    /// See [`StreamingResponse::fills`].
     fills: bool,
 }
 
@@ -239,7 +243,7 @@ fn unique() -> Result<u64, Missing> {
     Ok(u64::from_be_bytes(bytes))
 }
 
-impl Begun {
+impl StreamingResponse {
     /// Whether others may be answered with it.
     pub(super) fn is_for_all(&self) -> bool {
         self.resource.version == self.versions[0]

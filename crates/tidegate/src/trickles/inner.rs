@@ -18,7 +18,7 @@ use tidegate_trickles::http::{Asked, Lost, Missing, Part, Resource, Site};
 use tidegate_trickles::server::Wait;
 use tokio::sync::{Semaphore, watch};
 
-use super::exchange::{self, Begun};
+use super::exchange::{self, StreamingResponse};
 use super::outgoing::Outgoing;
 use super::streams::Streams;
 
@@ -271,7 +271,7 @@ impl InnerSite {
 
     /// Takes the rest of a response that is on its way into the cache, which it reaches only so. Of another, or where
     /// too many are on their way, what follows is read when it is wanted.
-    async fn go_on(&self, mut begun: Begun, client: IpAddr, proved: bool) {
+    async fn go_on(&self, mut begun: StreamingResponse, client: IpAddr, proved: bool) {
         let version = begun.resource.version;
         if begun.fills()
             && let Ok(_place) = self.drains.try_acquire()

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::Mutex as Turn;
 
-use super::exchange::Begun;
+use super::exchange::StreamingResponse;
 
 /// Responses that are held at once.
 const MAX_STREAMS: usize = 64;
@@ -32,7 +32,7 @@ struct Stream {
     next: AtomicU64,
     used: Mutex<Instant>,
     /// Readers take turns; `None` once it has ended.
-    begun: Turn<Option<Begun>>,
+    begun: Turn<Option<StreamingResponse>>,
 }
 
 impl Stream {
@@ -66,7 +66,7 @@ pub(super) struct Streams {
 impl Streams {
     /// Holds a response for what its client wants of it next. Where there is no place, the one that was not read for
     /// the longest time ends: of the same client, if that has its share, then of those who have proved nothing.
-    pub(super) fn hold(&self, begun: Begun, client: IpAddr, proved: bool) {
+    pub(super) fn hold(&self, begun: StreamingResponse, client: IpAddr, proved: bool) {
         if begun.is_at_end() {
             return;
         }

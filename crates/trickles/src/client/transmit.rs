@@ -31,7 +31,7 @@ const MAX_REPEATING: u8 = 4;
 
 /// A range that is asked for a second time.
 #[derive(Debug)]
-struct Again {
+struct RepeatedWant {
     range: (u64, u32),
     continuation: Vec<u8>,
 }
@@ -58,7 +58,7 @@ struct Acknowledgement {
 
 /// What a datagram asks for, by what its answer will be counted against.
 #[derive(Debug, Default)]
-struct Load {
+struct Contents {
     wants: Vec<(u32, Range<u64>)>,
     inputs: Vec<u32>,
 }
@@ -116,10 +116,10 @@ impl Client {
         let flag = if self.config.cubic { wire::CUBIC_WANTED } else { 0 };
         let ask = Ask::Open { datagram_bytes: datagram_bytes | flag };
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
-        let load = self.write_frames(OPEN_WANTS, padded, RESPONSE_HEAD_BYTES, &mut out);
+        let contents = self.write_frames(OPEN_WANTS, padded, RESPONSE_HEAD_BYTES, &mut out);
         wire::pad(padded, &mut out);
-        self.open_wants = load.wants;
-        self.open_inputs = load.inputs;
+        self.open_wants = contents.wants;
+        self.open_inputs = contents.inputs;
         self.waiting_since = Some(now);
         Some(out)
     }
@@ -252,7 +252,7 @@ impl Client {
         ready: &Ready,
         account_bytes: usize,
         from: u64,
-    ) -> Option<(u8, Vec<Again>)> {
+    ) -> Option<(u8, Vec<RepeatedWant>)> {
         let asked = self.eras.get(index)?.asked.as_ref()?;
         // What was acknowledged in between set nothing free.
         let whole = u8::try_from(ready.number.checked_sub(asked.by)?).ok()?.checked_add(asked.group)?;
@@ -273,7 +273,7 @@ impl Client {
             let (request, range) = coming.expected.get(&number)?.want.clone()?;
             let continuation = self.requests.get(&request)?.continuation_for(range.start)?.to_vec();
             let sequence = region_start(request) + range.start;
-            wants.push(Again { range: (sequence, (range.end - range.start) as u32), continuation });
+            wants.push(RepeatedWant { range: (sequence, (range.end - range.start) as u32), continuation });
         }
         // What is asked for the first time has to fit too.
         let wants_bytes: usize = wants.iter().map(|want| wire::wants_bytes(1, &want.continuation)).sum();
@@ -330,7 +330,7 @@ impl Client {
         ask: Ask,
         limit: u16,
         release: &Release,
-        again: &[Again],
+        again: &[RepeatedWant],
         now: Instant,
     ) -> Vec<u8> {
         let mut out = Vec::with_capacity(limit.into());
@@ -340,11 +340,11 @@ impl Client {
             let ranges: Vec<_> = wants.iter().map(|want| want.range).collect();
             wire::write_wants(&ranges, &wants[0].continuation, &mut out);
         }
-        let load = self.write_frames(count, limit.into(), DELTA_HEAD_BYTES, &mut out);
-        let mut wants = load.wants.into_iter();
+        let contents = self.write_frames(count, limit.into(), DELTA_HEAD_BYTES, &mut out);
+        let mut wants = contents.wants.into_iter();
         for number in release.numbers() {
             let want = wants.next();
-            let pushes = if want.is_none() { self.count_pushes(&load.inputs) } else { Vec::new() };
+            let pushes = if want.is_none() { self.count_pushes(&contents.inputs) } else { Vec::new() };
             self.era_of(release.era).expected.insert(number, Expected { want, pushes });
         }
         out
@@ -361,20 +361,26 @@ impl Client {
 
     /// Fills a datagram of at most `limit` bytes whose answer has `packets` packets with heads of `head_bytes`: input
     /// first, then ranges.
-    fn write_frames(&mut self, packets: usize, limit: usize, head_bytes: usize, out: &mut Vec<u8>) -> Load {
-        let mut load = Load::default();
-        self.write_inputs(packets, limit, out, &mut load);
-        let for_wants = if load.inputs.is_empty() { packets } else { packets - 1 };
-        self.write_wants(for_wants.min(MAX_WANTS), limit, head_bytes, out, &mut load);
-        load
+    fn write_frames(
+        &mut self,
+        packets: usize,
+        limit: usize,
+        head_bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Contents {
+        let mut contents = Contents::default();
+        self.write_inputs(packets, limit, out, &mut contents);
+        let for_wants = if contents.inputs.is_empty() { packets } else { packets - 1 };
+        self.write_wants(for_wants.min(MAX_WANTS), limit, head_bytes, out, &mut contents);
+        contents
     }
 
-    fn write_inputs(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>, load: &mut Load) {
+    fn write_inputs(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>, contents: &mut Contents) {
         if packets == 0 {
             return;
         }
         for (&request, state) in &mut self.requests {
-            if !state.wants_to_send() || load.inputs.len() == MAX_WANTS {
+            if !state.wants_to_send() || contents.inputs.len() == MAX_WANTS {
                 continue;
             }
             let overhead = wire::input_overhead(state.input_continuation());
@@ -386,7 +392,7 @@ impl Client {
             }
             wire::write_input(&Input { request, offset, last, continuation, data }, out);
             state.input_sent();
-            load.inputs.push(request);
+            contents.inputs.push(request);
         }
     }
 
@@ -397,21 +403,21 @@ impl Client {
         limit: usize,
         head_bytes: usize,
         out: &mut Vec<u8>,
-        load: &mut Load,
+        contents: &mut Contents,
     ) {
         let overhead = head_bytes + DATA_FRAME_BYTES;
         let packet = usize::from(self.server_datagram_bytes).min(limit);
         let length = packet.saturating_sub(overhead).max(1) as u64;
         let window = self.config.window_bytes;
         let mut idle = 0;
-        while load.wants.len() < packets && idle <= self.requests.len() {
+        while contents.wants.len() < packets && idle <= self.requests.len() {
             let after = self.last_served.saturating_add(1);
             let next = self.requests.range(after..).next().or_else(|| self.requests.iter().next());
             let Some((&request, _)) = next else { return };
             self.last_served = request;
             idle += 1;
             // A fair share of the packets at a time, so that one frame carries several ranges of a continuation.
-            let left = packets - load.wants.len();
+            let left = packets - contents.wants.len();
             let share = if self.requests.len() > 1 { left.div_ceil(2) } else { left };
             let Some(state) = self.requests.get_mut(&request) else { return };
             let mut ranges = Vec::new();
@@ -428,7 +434,7 @@ impl Client {
                 }
                 ranges.push((region_start(request) + range.start, (range.end - range.start) as u32));
                 state.ask(range.clone());
-                load.wants.push((request, range));
+                contents.wants.push((request, range));
             }
             if let Some(continuation) = used.filter(|_| !ranges.is_empty()) {
                 wire::write_wants(&ranges, &continuation, out);
