@@ -1,10 +1,10 @@
 //! Requests that must not be repeated, by datagram: each is executed once, however often it is sent, duplicated or
 //! reordered on its way, and whichever core gets it.
 //!
-//! A server issues *tickets*; a client numbers such requests within a ticket. [`ReplayWindow`] remembers for each ticket
-//! the last [`WINDOW`] numbers and, for a while, their responses, as the anti-replay window of RFC 4303 §3.4.3 does for
-//! packets. Cores share one window. A ticket is good in the window that issued it only, so that after a restart what was
-//! asked before is refused, not executed again.
+//! A server issues *tickets*; a client numbers such requests within a ticket. [`ReplayWindow`] remembers for each
+//! ticket the last [`WINDOW`] numbers and, for a while, their responses, as the anti-replay window of RFC 4303 §3.4.3
+//! does for packets. Cores share one window. A ticket is good in the window that issued it only, so that after a
+//! restart what was asked before is refused, not executed again.
 //!
 //! ```text
 //! ticket  time of issue, seconds since the window began (4)  serial (4)  MAC (8)
@@ -94,8 +94,8 @@ pub enum Admission {
     Running,
     /// It has been executed; this was the response.
     Executed(Bytes),
-    /// It may have been executed, and what came of it is not known any more, or its number stands for another request: say
-    /// so.
+    /// It may have been executed, and what came of it is not known any more, or its number stands for another request:
+    /// say so.
     Unknown,
     /// There is no room: it is to come on a connection.
     UseTcp,
@@ -149,8 +149,8 @@ pub struct ReplayWindow {
     config: WindowConfig,
     key: [u8; 16],
     opened: Instant,
-    /// The latest time that any core has named. Cores take the time before they take the lock, and none may make tickets
-    /// younger than another has seen them.
+    /// The latest time that any core has named. Cores take the time before they take the lock, and none may make
+    /// tickets younger than another has seen them.
     latest: Instant,
     next_serial: u32,
     /// In order of issue.

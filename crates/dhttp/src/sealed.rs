@@ -5,9 +5,9 @@
 //! sealed response  "S"  nonce (16)  ciphertext
 //! ```
 //!
-//! The id, the port, the flags, the token and the fields on pieces and tickets stay in the clear: servers need them before
-//! they spend a key exchange. The id and the ticket field are authenticated with the request, so that a copy of it cannot
-//! be given another number.
+//! The id, the port, the flags, the token and the fields on pieces and tickets stay in the clear: servers need them
+//! before they spend a key exchange. The id and the ticket field are authenticated with the request, so that a copy of
+//! it cannot be given another number.
 
 use std::fmt;
 use std::sync::Arc;
@@ -168,8 +168,8 @@ fn response_cipher(
 }
 
 impl ResponseSealer {
-    /// Seals a response. The nonce follows from the response under the request's secret: the same response is sealed into the
-    /// same bytes, of which pieces can be asked for again, and no key seals two responses.
+    /// Seals a response. The nonce follows from the response under the request's secret: the same response is sealed
+    /// into the same bytes, of which pieces can be asked for again, and no key seals two responses.
     pub fn seal(&self, http: &[u8]) -> Vec<u8> {
         let export = |context: &[u8], out: &mut [u8]| self.0.export(context, out).is_ok();
         let mut nonce = [0; NONCE_BYTES];
@@ -203,8 +203,8 @@ impl ResponseOpener {
     }
 }
 
-/// A server's keys: one for each epoch, derived from a secret, so that cores and servers that share it share them. A key is
-/// published in its epoch, and good in the one before and the one after it too.
+/// A server's keys: one for each epoch, derived from a secret, so that cores and servers that share it share them. A
+/// key is published in its epoch, and good in the one before and the one after it too.
 #[derive(Clone)]
 pub struct ServerKeys {
     secret: [u8; 32],

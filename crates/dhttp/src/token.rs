@@ -40,7 +40,7 @@ impl std::fmt::Debug for TokenKeys {
 
 /// How much of a good token's life is over.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Wear {
+pub enum TokenAge {
     /// Less than half.
     New,
     /// More than half: its owner should be given another.
@@ -82,7 +82,7 @@ impl TokenKeys {
     ///
     /// # Errors
     /// It was not.
-    pub fn check(&mut self, token: &[u8], client: SocketAddr, now_s: u64) -> Result<Wear, TokenError> {
+    pub fn check(&mut self, token: &[u8], client: SocketAddr, now_s: u64) -> Result<TokenAge, TokenError> {
         let token: &[u8; TOKEN_BYTES] = token.try_into().map_err(|_| TokenError::Malformed)?;
         let [t0, t1, t2, t3, mac @ ..] = *token;
         // The time of issue is the last instant with these low 32 bits, allowing for skew.
@@ -96,7 +96,7 @@ impl TokenKeys {
         if expected ^ u128::from_be_bytes(mac) != 0 {
             return Err(TokenError::Forged);
         }
-        Ok(if age_s > self.lifetime_s / 2 + CLOCK_SKEW_S { Wear::Old } else { Wear::New })
+        Ok(if age_s > self.lifetime_s / 2 + CLOCK_SKEW_S { TokenAge::Old } else { TokenAge::New })
     }
 
     fn mac(&mut self, client: SocketAddr, issued_s: u64) -> u128 {
@@ -149,8 +149,8 @@ mod tests {
     fn a_token_is_old_when_half_its_life_is_over() {
         let client = CLIENT.parse().unwrap();
         let token = keys().issue(client, 1_000_000);
-        assert_eq!(keys().check(&token, client, 1_000_300), Ok(Wear::New));
-        assert_eq!(keys().check(&token, client, 1_000_301), Ok(Wear::Old));
+        assert_eq!(keys().check(&token, client, 1_000_300), Ok(TokenAge::New));
+        assert_eq!(keys().check(&token, client, 1_000_301), Ok(TokenAge::Old));
     }
 
     #[test]

@@ -134,7 +134,10 @@ async fn an_offer_in_alt_svc_makes_the_next_requests_go_by_dhttp() {
     // The server sees to it that what must not be repeated is executed once.
     let posted = ask(
         &gateway,
-        &format!("POST http://{server}/count HTTP/1.1\r\nHost: {server}\r\nContent-Length: 3\r\nConnection: close\r\n\r\nabc"),
+        &format!(
+            "POST http://{server}/count HTTP/1.1\r\nHost: {server}\r\nContent-Length: 3\r\n\
+             Connection: close\r\n\r\nabc"
+        ),
     )
     .await;
     assert!(posted.contains("Via: DHTTP tidegate-gateway (datagram)"), "{posted}");
@@ -276,7 +279,10 @@ async fn a_chunked_body_keeps_its_framing_by_http() {
     let (server, reading) = reading_server(b"0\r\n\r\n".to_vec()).await;
     let answer = ask(
         &gateway,
-        &format!("POST http://{server}/q HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nabc=1\r\n0\r\n\r\n"),
+        &format!(
+            "POST http://{server}/q HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\n\
+             Transfer-Encoding: chunked\r\n\r\n5\r\nabc=1\r\n0\r\n\r\n"
+        ),
     )
     .await;
     assert!(answer.starts_with("HTTP/1.1 204 "), "{answer}");
@@ -296,7 +302,8 @@ async fn a_client_that_waits_for_100_continue_is_told_to_go_on() {
     for (n, length) in [(1, 10), (2, 5000)] {
         let mut stream = TcpStream::connect(gateway.address).await.unwrap();
         let head = format!(
-            "POST http://{server}/count HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\nContent-Length: {length}\r\nExpect: 100-continue\r\n\r\n"
+            "POST http://{server}/count HTTP/1.1\r\nHost: {server}\r\nConnection: close\r\nContent-Length: {length}\r\n\
+             Expect: 100-continue\r\n\r\n"
         );
         stream.write_all(head.as_bytes()).await.unwrap();
         let mut interim = [0; 25];

@@ -43,41 +43,26 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
     } else {
         out.push_str("cache: off\n");
     }
-    let rows: Vec<Vec<String>> = array(&status["upstreams"])
-        .iter()
-        .map(|row| {
-            [
-                "group",
-                "server",
-                "healthy",
-                "in_progress",
-                "requests",
-                "failures",
-                "pipelined",
-                "repeated",
-                "last_error",
-            ]
-            .map(|key| text(&row[key]))
-            .into()
-        })
-        .collect();
-    write_table(
-        &[
-            "UPSTREAM",
-            "SERVER",
-            "HEALTHY",
-            "BUSY",
-            "REQUESTS",
-            "FAILURES",
-            "PIPELINED",
-            "REPEATED",
-            "LAST ERROR",
-        ],
-        &rows,
-        &mut out,
-    );
+    write_upstreams(&status["upstreams"], &mut out);
     write_counters(&status["counters"], &mut out);
     print(&out)
+}
+
+fn write_upstreams(servers: &Value, out: &mut String) {
+    const COLUMNS: [(&str, &str); 9] = [
+        ("UPSTREAM", "group"),
+        ("SERVER", "server"),
+        ("HEALTHY", "healthy"),
+        ("BUSY", "in_progress"),
+        ("REQUESTS", "requests"),
+        ("FAILURES", "failures"),
+        ("PIPELINED", "pipelined"),
+        ("REPEATED", "repeated"),
+        ("LAST ERROR", "last_error"),
+    ];
+    let row = |server: &Value| COLUMNS.map(|(_, key)| text(&server[key])).into();
+    let rows: Vec<Vec<String>> = array(servers).iter().map(row).collect();
+    write_table(&COLUMNS.map(|(title, _)| title), &rows, out);
 }
 
 /// `tidegate cache list`

@@ -1,13 +1,14 @@
 //! What a request sets free: continue, split or terminate a trickle, recover from a loss, start over after a timeout
-//! (Trickles §2.3 to §2.5). Server and client compute the same function, the client to know what to ask for and wait for.
+//! (Trickles §2.3 to §2.5). Server and client compute the same function, the client to know what to ask for and wait
+//! for.
 //!
 //! A connection is cut into *eras* at its loss events. In an era nothing is lost before packet a, the *first loss*, and
 //! the number of every packet follows from the closed form: once k is acknowledged, packets up to k + TCPCwnd(k) have
-//! been sent. At the loss W = TCPCwnd(a − 1) packets a…E are in flight. Their acknowledgements, which all report the
-//! loss, set free H = W/2 packets E+1…E+H of the next era, spread evenly over the flight as RFC 6937 does it; the first
-//! of them is the fast retransmission. The other trickles terminate. What lost packets of the flight would have set free,
-//! the acknowledgements after them set free beside their own, few at a time (burst limit), so that the window is halved
-//! once whatever the flight loses; only what is held up by the loss of its very end is not made good.
+//! been sent. At the loss W = TCPCwnd(a − 1) packets a…E are in flight. Their acknowledgements, which all report
+//! the loss, set free H = W/2 packets E+1…E+H of the next era, spread evenly over the flight as RFC 6937 does it; the
+//! first of them is the fast retransmission. The other trickles terminate. What lost packets of the flight would have
+//! set free, the acknowledgements after them set free beside their own, few at a time (burst limit), so that the window
+//! is halved once whatever the flight loses; only what is held up by the loss of its very end is not made good.
 
 use crate::cubic::{self, Cubic, RTT_CODES};
 use crate::cwnd::{MAX_WINDOW, tcp_cwnd};
@@ -18,11 +19,12 @@ use std::ops::Range;
 pub const LOSS_WINDOW: u16 = 2;
 /// Smallest slow start threshold, RFC 5681 (4).
 const MIN_SSTHRESH: u64 = 2;
-/// Most packets that one request may acknowledge. RFC 5681 §4.2 asks for an acknowledgement of every second; where packets come
-/// in batches, one request for all of a batch saves its server most of the work, as receive offload does for TCP.
+/// Most packets that one request may acknowledge. RFC 5681 §4.2 asks for an acknowledgement of every second; where
+/// packets come in batches, one request for all of a batch saves its server most of the work, as receive offload does
+/// for TCP.
 pub const MAX_GROUP: u8 = 32;
-/// Most packets that one acknowledged packet releases in a recovery beside its own, of those that losses hold up (Trickles
-/// §2.5, burstLimit).
+/// Most packets that one acknowledged packet releases in a recovery beside its own, of those that losses hold up
+/// (Trickles §2.5, burstLimit).
 pub const BURST_LIMIT: u64 = 4;
 
 /// Most packets that one request sets free of an era that follows its own.
@@ -41,8 +43,8 @@ pub struct Era {
     pub start: u16,
     /// Slow start threshold in packets.
     pub ssthresh: u16,
-    /// Packets sent at the era's start, `base + 1` on; 0 stands for `start` packets. Fewer than `start` were sent if the
-    /// client's address was not proved yet; the rest follows with the answer to the first acknowledgement.
+    /// Packets sent at the era's start, `base + 1` on; 0 stands for `start` packets. Fewer than `start` were sent if
+    /// the client's address was not proved yet; the rest follows with the answer to the first acknowledgement.
     pub flight: u8,
     /// Set where CUBIC governs the window instead of Reno.
     pub cubic: Option<Cubic>,
@@ -231,8 +233,8 @@ fn account(era: &Era, runs: &[Run], number: u64, rtt: u8) -> Result<Account, Acc
     let mut first_loss = None;
     let mut era = *era;
     for (index, run) in runs.iter().enumerate() {
-        // Where there is a threshold, lowering it would move the acknowledgements that let the window grow, and a client
-        // that told each of another one could have every one of them do so.
+        // Where there is a threshold, lowering it would move the acknowledgements that let the window grow, and a
+        // client that told each of another one could have every one of them do so.
         let ends_slow_start = index == 1 && first_loss.is_none() && era.ssthresh == MAX_WINDOW;
         if run.length == 0 || (index > 0 && run.gap == 0 && !ends_slow_start) {
             return Err(AccountError::BadRuns);
@@ -256,8 +258,8 @@ fn account(era: &Era, runs: &[Run], number: u64, rtt: u8) -> Result<Account, Acc
     Ok(Account { era, first_loss, last })
 }
 
-/// What a request releases that acknowledges as many packets up to `number` as `argument` says, `runs` being the account of the era
-/// from its base to `number` (the prefix property of Trickles §2.4).
+/// What a request releases that acknowledges as many packets up to `number` as `argument` says, `runs` being the
+/// account of the era from its base to `number` (the prefix property of Trickles §2.4).
 pub fn acknowledge(era: &Era, runs: &[Run], number: u64, argument: u8) -> Result<Release, AccountError> {
     let (group, rtt) = era.split_argument(argument);
     let account = account(era, runs, number, rtt)?;
@@ -285,7 +287,8 @@ pub fn acknowledge(era: &Era, runs: &[Run], number: u64, argument: u8) -> Result
     Ok(Release { era: next, cause: Some(cause), packets: next.base + 1 + from..next.base + 1 + to })
 }
 
-/// What the attempt (from 1) of a timeout request that `argument` names releases: a new era that slow starts (Trickles §2.5).
+/// What the attempt (from 1) of a timeout request that `argument` names releases: a new era that slow starts (Trickles
+/// §2.5).
 pub fn time_out(era: &Era, runs: &[Run], number: u64, argument: u8) -> Result<Release, AccountError> {
     let (attempt, rtt) = era.split_argument(argument);
     if attempt == 0 {

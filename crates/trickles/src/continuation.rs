@@ -1,7 +1,8 @@
 //! The transport continuation: a server's state about a connection, carried by the client (Trickles §2.1).
 //!
-//! A continuation is [`CONTINUATION_BYTES`] bytes and authenticated. A request adds a count of runs m, one argument byte
-//! and the account of received packets in m runs of 12 bytes: 75 + 12·m bytes together. All numbers are big-endian.
+//! A continuation is [`CONTINUATION_BYTES`] bytes and authenticated. A request adds a count of runs m, one argument
+//! byte and the account of received packets in m runs of 12 bytes: 75 + 12·m bytes together. All numbers are
+//! big-endian.
 
 use crate::congestion::{Era, Run};
 use crate::cubic::Cubic;
@@ -34,8 +35,8 @@ pub type RawContinuation = [u8; CONTINUATION_BYTES];
 /// Bytes of what differs between two continuations of an era.
 pub const DELTA_BYTES: usize = 37;
 
-/// What differs between two continuations of an era, as it travels (Trickles §5.3): key epoch (1), packet number less the
-/// base (4), era counter (4), the server's clock, round-trip time and variation (12), MAC (16).
+/// What differs between two continuations of an era, as it travels (Trickles §5.3): key epoch (1), packet number less
+/// the base (4), era counter (4), the server's clock, round-trip time and variation (12), MAC (16).
 pub type RawDelta = [u8; DELTA_BYTES];
 
 /// Where these fields are in a continuation.
@@ -59,8 +60,8 @@ pub fn era_of(delta: &RawDelta) -> u32 {
     u32::from_be_bytes([delta[5], delta[6], delta[7], delta[8]])
 }
 
-/// The continuation that `delta` was taken from, `known` being another one of the same era; `None` where it is not, or of
-/// another key epoch.
+/// The continuation that `delta` was taken from, `known` being another one of the same era; `None` where it is not, or
+/// of another key epoch.
 #[must_use]
 pub fn apply_delta(known: &RawContinuation, delta: &RawDelta) -> Option<RawContinuation> {
     if known[1] != delta[0] || known[19..23] != delta[5..9] {
@@ -79,12 +80,12 @@ pub fn apply_delta(known: &RawContinuation, delta: &RawDelta) -> Option<RawConti
     Some(raw)
 }
 
-/// Where the fields of a delta are that begins an era: packet number less the base (2) and era counter (2) in their lower
-/// halves, and with the room that this leaves the era's tag, which only a server can compute.
+/// Where the fields of a delta are that begins an era: packet number less the base (2) and era counter (2) in their
+/// lower halves, and with the room that this leaves the era's tag, which only a server can compute.
 const SUCCESSOR_FIELDS: [std::ops::Range<usize>; 6] = [1..2, 12..14, 21..23, 23..27, 27..39, 57..73];
 
-/// What `raw` says that the client does not know from a continuation of another era and its own account, which led to this
-/// one; `None` where that does not fit.
+/// What `raw` says that the client does not know from a continuation of another era and its own account, which led to
+/// this one; `None` where that does not fit.
 #[must_use]
 pub fn successor_of(raw: &RawContinuation) -> Option<RawDelta> {
     let mut delta = [0; DELTA_BYTES];
@@ -159,8 +160,8 @@ impl Continuation {
     /// Writes and authenticates the continuation for the client at `peer`, at most 24 days from `now_ms`.
     ///
     /// The address is part of what is authenticated: whoever holds a continuation cannot have its packets sent to
-    /// somebody else. So is the upper half of the clock: when the lower half comes round, in 50 days, no continuation is
-    /// young again.
+    /// somebody else. So is the upper half of the clock: when the lower half comes round, in 50 days, no continuation
+    /// is young again.
     #[must_use]
     pub fn sign(&self, keys: &EpochKeys, peer: SocketAddr, now_ms: u64) -> RawContinuation {
         let mut raw = [0; CONTINUATION_BYTES];

@@ -1,10 +1,11 @@
 //! CUBIC's congestion window (RFC 9438) in the discipline of [`crate::cwnd`]: a function of the packets acknowledged.
 //!
 //! CUBIC's window is a function of the time since the last loss. A server without state has no clock of the connection,
-//! but acknowledgements are one: in a round trip as many arrive as the window has packets. So with W(t) as window and R as
-//! round-trip time, N(t) = ∫ W/R packets are acknowledged by time t after the loss, and the window after n packets is
-//! W(N⁻¹(n)). W is the larger of two polynomials (RFC 9438 §4.2 and §4.3), whose integrals are known in closed form; N
-//! grows, and is inverted by bisection. R is that of the era's start, and stays: client and servers compute the same.
+//! but acknowledgements are one: in a round trip as many arrive as the window has packets. So with W(t) as window and R
+//! as round-trip time, N(t) = ∫ W/R packets are acknowledged by time t after the loss, and the window after n packets
+//! is W(N⁻¹(n)). W is the larger of two polynomials (RFC 9438 §4.2 and §4.3), whose integrals are known in closed
+//! form; N grows, and is inverted by bisection. R is that of the era's start, and stays: client and servers compute the
+//! same.
 //!
 //! Only the four basic operations and the square root of IEEE 754 are used, which round alike everywhere.
 
@@ -26,8 +27,8 @@ const STEPS: usize = 52;
 pub struct Cubic {
     /// The round-trip time at its start, see [`rtt_s`].
     pub rtt: u8,
-    /// Whether the loss before it came below the window of the one before that, so that others need room: fast convergence
-    /// (RFC 9438 §4.7).
+    /// Whether the loss before it came below the window of the one before that, so that others need room: fast
+    /// convergence (RFC 9438 §4.7).
     pub fast: bool,
 }
 
@@ -182,8 +183,8 @@ mod tests {
 
     impl Machine {
         fn acknowledge(&mut self) {
-            // The window grows within the acknowledgement's own time: what counts is that of the middle of the step (the
-            // midpoint method), as windows of a few packets grow by a quarter in one.
+            // The window grows within the acknowledgement's own time: what counts is that of the middle of the step
+            // (the midpoint method), as windows of a few packets grow by a quarter in one.
             let middle = self.after(0.5 / self.cwnd).2;
             (self.t, self.estimate, self.cwnd) = self.after(1.0 / middle);
             self.n += 1.0;

@@ -7,8 +7,8 @@
 //!
 //! Figure 5 of the paper as printed does not agree with that machine in congestion avoidance: with N = k − A its
 //! F(N) + 1 + ssthresh starts at about twice the threshold, and even F(N) + 1 grows one acknowledgement late. The
-//! window c at N is the largest c with c(c−1)/2 − s(s−1)/2 ≤ N, s being the threshold, and that is what stands here;
-//! the tests prove it equal to the machine.
+//! window c at N is the largest c with c(c−1)/2 − s(s−1)/2 ≤ N, s being the threshold, and that is what stands
+//! here; the tests prove it equal to the machine.
 
 /// Largest window in packets; also the threshold of a connection that has lost nothing yet.
 pub const MAX_WINDOW: u16 = 32_767;

@@ -1,5 +1,5 @@
-//! One URL over Trickles: `trickles://host[:port][,host[:port]…]/path`. All hosts are replicas; each address of a name
-//! is one too.
+//! One URL over Trickles: `trickles://host[:port][,host[:port]…]/path`. All hosts are replicas; each address of a
+//! name is one too.
 
 use crate::udp::Connection;
 use std::io;

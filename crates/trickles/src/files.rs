@@ -92,8 +92,8 @@ impl<O: Objects> FileService<O> {
         }
     }
 
-    /// Input (Trickles §4.2): a path, of which the input continuation carries what came before. The answer's continuation
-    /// goes into a packet from `first` on; the object is what follows.
+    /// Input (Trickles §4.2): a path, of which the input continuation carries what came before. The answer's
+    /// continuation goes into a packet from `first` on; the object is what follows.
     fn answer_input(
         &mut self,
         input: &EventInput<'_>,

@@ -110,9 +110,9 @@ impl KeyRing {
         Self { epochs: vec![EpochKeys::derive(epoch, secret)], identity: None }
     }
 
-    /// Reads a key file: a line for each epoch, its number and 32 hexadecimal digits. The first key signs, the others are
-    /// accepted. A line of `identity` and 64 digits is the secret key for encryption; without it each epoch has one of its
-    /// own, which rotates away with it. Empty lines and lines that begin with `#` are skipped.
+    /// Reads a key file: a line for each epoch, its number and 32 hexadecimal digits. The first key signs, the others
+    /// are accepted. A line of `identity` and 64 digits is the secret key for encryption; without it each epoch has one
+    /// of its own, which rotates away with it. Empty lines and lines that begin with `#` are skipped.
     ///
     /// # Errors
     /// The first line that is wrong; never a digit of a key.

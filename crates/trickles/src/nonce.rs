@@ -94,8 +94,8 @@ impl Secret {
         Nonces { secret: self, tag, next: None }
     }
 
-    /// Fingerprints of the right to be answered once for each of the packets `newest`, `newest − 1`… of the era `tag`. Those of
-    /// eight packets in a row differ in their lowest bits only, so that a table has them side by side.
+    /// Fingerprints of the right to be answered once for each of the packets `newest`, `newest − 1`… of the era
+    /// `tag`. Those of eight packets in a row differ in their lowest bits only, so that a table has them side by side.
     #[inline]
     pub fn replay_of_packets(&self, tag: u32, newest: u64, fingerprints: &mut [u64]) {
         let mut word = 0;
@@ -109,8 +109,8 @@ impl Secret {
         }
     }
 
-    /// Fingerprints of the right to be sent once for each of the packets `newest`, `newest − 1`… with which the era `tag` begins:
-    /// a loss or a timeout sets them free, as which a client may tell of many.
+    /// Fingerprints of the right to be sent once for each of the packets `newest`, `newest − 1`… with which the era
+    /// `tag` begins: a loss or a timeout sets them free, as which a client may tell of many.
     #[inline]
     pub fn replay_of_successors(&self, tag: u32, newest: u64, fingerprints: &mut [u64]) {
         for (fingerprint, back) in fingerprints.iter_mut().zip(0..) {
@@ -182,7 +182,11 @@ mod tests {
         }
 
         #[test]
-        fn nonces_of_packets_are_those_of_ranges(key: Block, tag: u32, numbers in prop::collection::vec(0..9_u64, 1..20)) {
+        fn nonces_of_packets_are_those_of_ranges(
+            key: Block,
+            tag: u32,
+            numbers in prop::collection::vec(0..9_u64, 1..20),
+        ) {
             let secret = Secret::new(&key);
             let mut nonces = secret.nonces(tag);
             for number in numbers {

@@ -71,8 +71,8 @@ impl ReplayTable {
         self.len() == 0
     }
 
-    /// Turns now, if all that one request may add could make the table turn: the request's age has to be judged by what is still
-    /// remembered when its fingerprints are looked for.
+    /// Turns now, if all that one request may add could make the table turn: the request's age has to be judged by what
+    /// is still remembered when its fingerprints are looked for.
     pub fn make_room(&mut self, now_ms: u64) {
         let (fingerprints, losses) = (usize::from(MAX_GROUP) + MAX_SUCCESSORS, 2);
         if now_ms.saturating_sub(self.young.since_ms) >= self.horizon_ms
@@ -99,9 +99,9 @@ impl ReplayTable {
         fresh
     }
 
-    /// Whether an account of an era agrees with those before it: all that report a loss report the same first one, and none has
-    /// received what was lost (the prefix property of Trickles §2.4). A client that told each acknowledgement of another loss
-    /// would begin as many eras, each with half of the window.
+    /// Whether an account of an era agrees with those before it: all that report a loss report the same first one, and
+    /// none has received what was lost (the prefix property of Trickles §2.4). A client that told each acknowledgement
+    /// of another loss would begin as many eras, each with half of the window.
     pub fn agrees(&mut self, era: u64, first_loss: Option<u64>, newest: u64, now_ms: u64) -> bool {
         match (self.keep_loss(era, now_ms), first_loss) {
             (Some(known), Some(loss)) => known == loss,
@@ -114,8 +114,8 @@ impl ReplayTable {
         }
     }
 
-    /// The first loss of an era, if it is known, which is remembered as long as if it had been told of now: whoever is given
-    /// another continuation of the era can go on with that for a horizon.
+    /// The first loss of an era, if it is known, which is remembered as long as if it had been told of now: whoever is
+    /// given another continuation of the era can go on with that for a horizon.
     pub fn keep_loss(&mut self, era: u64, now_ms: u64) -> Option<u64> {
         if let known @ Some(_) = self.young.loss_of(era) {
             return known;
@@ -135,8 +135,8 @@ impl ReplayTable {
 
     fn turn(&mut self, now_ms: u64) {
         if self.old.used + self.old.losses_used > 0 {
-            // What the old generation held is forgotten now; the young one remembers everything since it began, which it may have
-            // done in the middle of a millisecond.
+            // What the old generation held is forgotten now; the young one remembers everything since it began, which
+            // it may have done in the middle of a millisecond.
             self.complete_since_ms = self.young.since_ms + 1;
         }
         std::mem::swap(&mut self.young, &mut self.old);

@@ -10,8 +10,8 @@ use subtle::ConstantTimeEq;
 
 /// Bytes of a user continuation besides the application's own.
 pub const OVERHEAD_BYTES: usize = 38;
-/// Most bytes an application may put into one. Beside them, a request that the smallest path of IPv6 carries in an envelope
-/// has room for an account of 17 runs.
+/// Most bytes an application may put into one. Beside them, a request that the smallest path of IPv6 carries in an
+/// envelope has room for an account of 17 runs.
 pub const MAX_OPAQUE_BYTES: usize = 768;
 /// How many of them fit on every connection, however short its datagrams.
 pub const LEAST_OPAQUE_BYTES: usize = 512;

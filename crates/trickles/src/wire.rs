@@ -25,8 +25,8 @@ pub const DATA_FRAME_BYTES: usize = FRAME_HEAD_BYTES + 8;
 /// Smallest datagram that counts as padded: to a client that proves nothing a server sends three times its size
 /// (RFC 9000 §8.1 uses the same figures).
 pub const PADDED_BYTES: usize = 1200;
-/// Longest packet that answers a timeout after the first [`LONG_ATTEMPTS`] in a row, in bytes: with an envelope and headers it
-/// still fits the smallest path of IPv6 (RFC 8200 §5). Longer ones may be what was lost.
+/// Longest packet that answers a timeout after the first [`LONG_ATTEMPTS`] in a row, in bytes: with an envelope and
+/// headers it still fits the smallest path of IPv6 (RFC 8200 §5). Longer ones may be what was lost.
 pub const SHORT_BYTES: u16 = 1120;
 /// Attempts of a timeout that are answered as any request is: a packet or two are more often lost in a full queue.
 pub const LONG_ATTEMPTS: u32 = 2;
@@ -38,8 +38,8 @@ pub fn most_bytes_of_attempt(attempt: u32) -> u16 {
 }
 /// Runs of an account beside which a request has room for a range.
 const RUNS_BESIDE_A_RANGE: usize = 4;
-/// Smallest limit on datagrams that a client may announce: a request with some runs, one range and a user continuation with
-/// [`LEAST_OPAQUE_BYTES`] fits into one, and so does a response with such a continuation.
+/// Smallest limit on datagrams that a client may announce: a request with some runs, one range and a user continuation
+/// with [`LEAST_OPAQUE_BYTES`] fits into one, and so does a response with such a continuation.
 pub const MIN_DATAGRAM_BYTES: u16 = (HEADER_BYTES
     + 4
     + Account::wire_bytes(RUNS_BESIDE_A_RANGE)

@@ -41,8 +41,8 @@ impl Host {
     }
 }
 
-/// Downloads the object on a network where every `lossy`-th packet to the client is lost; returns the client's datagrams
-/// with the time at which each was sent.
+/// Downloads the object on a network where every `lossy`-th packet to the client is lost; returns the client's
+/// datagrams with the time at which each was sent.
 fn transfer(host: &mut Host, lossy: usize) -> Vec<(Vec<u8>, u64)> {
     transfer_from(host, lossy, peer(), NOW_MS)
 }
@@ -473,8 +473,8 @@ fn an_open_that_is_too_long_for_the_way_when_the_client_hears_of_it_then_a_short
     assert!(!answers.is_empty() && answers.iter().all(|answer| answer.len() <= wire::PADDED_BYTES));
 }
 
-/// Fetches objects with continuations of `path_bytes` side by side, on a network that loses nothing and takes 20 ms; packets that
-/// the server sent, and how many of them brought no data.
+/// Fetches objects with continuations of `path_bytes` side by side, on a network that loses nothing and takes 20 ms;
+/// packets that the server sent, and how many of them brought no data.
 fn fetched_by(limit: u16, path_bytes: usize, requests: usize, object: u64) -> (usize, usize) {
     let path = "p".repeat(path_bytes).into_bytes();
     let mut host =
@@ -524,7 +524,8 @@ fn packets_are_set_free_only_as_there_is_room_to_ask_for_them() {
             for requests in [1, 2, 20] {
                 let (packets, empty) = fetched_by(limit, path_bytes, requests, 1_500_000 / requests as u64);
                 println!("{limit} {path_bytes} {requests}: {packets} packets, {empty} empty");
-                // At the start a request for one packet sets two free, of which the shortest ones have room to ask for one.
+                // At the start a request for one packet sets two free, of which the shortest ones have room to ask for
+                // one.
                 assert!(
                     empty <= 2 + packets / 2,
                     "{limit} {path_bytes} {requests}: {empty} of {packets} empty"

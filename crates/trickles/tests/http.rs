@@ -268,8 +268,8 @@ impl Site for Watched {
     }
 }
 
-/// A request without a network, of which `alter` may change what the client sends; returns what the site was asked for, and
-/// what the client got.
+/// A request without a network, of which `alter` may change what the client sends; returns what the site was asked for,
+/// and what the client got.
 fn exchange(root: &Path, request: &[u8], mut alter: impl FnMut(Vec<u8>) -> Vec<u8>) -> (Seen, Vec<u8>) {
     let seen = Arc::new(Mutex::new(Seen::default()));
     let site = Watched { root: StaticRoot::open(root, |_| "text/plain").unwrap(), seen: Arc::clone(&seen) };

@@ -8,14 +8,14 @@ use crate::{Error, Paper};
 pub(super) static PAPER: Paper = Paper {
     name: "cc",
     title: "Connection Conditioning: Architecture-Independent Support for Simple, Robust Servers (its §4)",
-    setting: "The paper's server was a PC with one slow core at the end of a gigabit network, its Apache 1.3 and its filters \
-              linked with a modified library. Here the server and its whole chain are pinned to one core and every client \
-              to another, joined by the loopback interface, and the servers are Debian's, unmodified: \
+    setting: "The paper's server was a PC with one slow core at the end of a gigabit network, its Apache 1.3 and its \
+              filters linked with a modified library. Here the server and its whole chain are pinned to one core and \
+              every client to another, joined by the loopback interface, and the servers are Debian's, unmodified: \
               `tidegate condition` is in front of them. So absolute figures are not comparable; what is compared is a \
               server with and without a chain, in the same run.\n\n\
-              Requests per CPU-second are requests divided by the user and system time of all processes of the server and \
-              its chain; they decide where a rate is compared, because they do not depend on which of the two cores is \
-              full. Tables give the median of the rounds, and least to greatest in brackets.",
+              Requests per CPU-second are requests divided by the user and system time of all processes of the server \
+              and its chain; they decide where a rate is compared, because they do not depend on which of the two \
+              cores is full. Tables give the median of the rounds, and least to greatest in brackets.",
 };
 
 /// One measured figure: of which server or setting, where on the horizontal axis, in which round.
@@ -57,7 +57,8 @@ pub(super) fn series(
     labels.iter().map(line).collect()
 }
 
-/// Checks that the figure of `label` at `x` is at least so many times that of `other` at `other_x`, each round by itself.
+/// Checks that the figure of `label` at `x` is at least so many times that of `other` at `other_x`, each round by
+/// itself.
 pub(super) fn check(
     samples: &[Sample],
     (label, x): (&str, f64),

@@ -131,8 +131,8 @@ struct Attacker {
     attempted: usize,
 }
 
-/// Attacks until the input ends: what an attacking process does. Answers each line of input, and the end of its attempts,
-/// with a line that has the number of connections established.
+/// Attacks until the input ends: what an attacking process does. Answers each line of input, and the end of its
+/// attempts, with a line that has the number of connections established.
 ///
 /// # Errors
 /// When the kernel gives no epoll instance.

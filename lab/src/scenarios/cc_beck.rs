@@ -22,12 +22,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "§3.1",
     claim: "A URL with many slashes takes linear time, and the server never sees them",
-    published: "A URL with thousands of slashes brought Apache to its knees, because the time to strip them grew with the \
-                square of their number; with a filter the fix is in one place for every server.",
-    method: "nginx behind package, persist and normalize, with a log of what it was asked for; one client asks for a file of \
-             100 bytes with more and more slashes before its name, as many as fit a request line of 16 KiB. What is compared is the \
-             time that all processes of the chain and the server spend on a request. Linear means that each doubling of the \
-             slashes at most doubles what they add, times 1.6 for the measurement's noise.",
+    published: "A URL with thousands of slashes brought Apache to its knees, because the time to strip them grew with \
+                the square of their number; with a filter the fix is in one place for every server.",
+    method: "nginx behind package, persist and normalize, with a log of what it was asked for; one client asks for a \
+             file of 100 bytes with more and more slashes before its name, as many as fit a request line of 16 KiB. \
+             What is compared is the time that all processes of the chain and the server spend on a request. Linear \
+             means that each doubling of the slashes at most doubles what they add, times 1.6 for the measurement's \
+             noise.",
     run,
 };
 

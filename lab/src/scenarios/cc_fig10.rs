@@ -30,17 +30,18 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "cc-fig10",
     paper: &PAPER,
     figure: "Figure 10",
-    claim: "With up to 32,000 incomplete connections attempted, conditioned servers keep at least 95 % of their unloaded rate; bare Apache, of 150 processes, keeps less than 5 %",
-    published: "Requests/s of a regular client over the number of incomplete connections: Apache's drops to 0.5/s at 150, \
-                Flash's at 32,000, Haboob's at 100; CC-Apache, CC-Flash and CCServer keep theirs.",
-    method: "Load processes of 16,000 connections each, from 127.128.0.0/16, open connections, send a part of a request and \
-             nothing more. Once those of them that can be are established, 16 connections of a regular client ask for a file of 1 kB. Of each \
-             server there are several at a time, one of which has no incomplete connections; they are measured in turn, a second each, because \
-             a machine's speed changes from minute to minute. A process has 20,000 descriptors \
-             here, so that beyond those `package` ends incomplete connections of the heaviest range to take in others. The \
-             rates of conditioned servers are compared per CPU-second: holding incomplete connections costs nothing once \
-             they are there, and the attackers share the client's core. Bare Apache, which has no process left with 400, is not \
-             tried with more.",
+    claim: "With up to 32,000 incomplete connections attempted, conditioned servers keep at least 95 % of their \
+            unloaded rate; bare Apache, of 150 processes, keeps less than 5 %",
+    published: "Requests/s of a regular client over the number of incomplete connections: Apache's drops to 0.5/s at \
+                150, Flash's at 32,000, Haboob's at 100; CC-Apache, CC-Flash and CCServer keep theirs.",
+    method: "Load processes of 16,000 connections each, from 127.128.0.0/16, open connections, send a part of a \
+             request and nothing more. Once those of them that can be are established, 16 connections of a regular \
+             client ask for a file of 1 kB. Of each server there are several at a time, one of which has no incomplete \
+             connections; they are measured in turn, a second each, because a machine's speed changes from minute to \
+             minute. A process has 20,000 descriptors here, so that beyond those `package` ends incomplete connections \
+             of the heaviest range to take in others. The rates of conditioned servers are compared per CPU-second: \
+             holding incomplete connections costs nothing once they are there, and the attackers share the client's \
+             core. Bare Apache, which has no process left with 400, is not tried with more.",
     run,
 };
 

@@ -25,7 +25,8 @@ const CHAINS: [(&str, &[&str]); 2] =
 /// The infrequent client comes from far away from the downloads' 127.64.0.0/16.
 const SOURCE: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 200, 0, 1));
 const PAUSE: Duration = Duration::from_millis(20);
-/// From the first to the last number of clients beyond the workers: flat at most doubles, linear grows with the clients.
+/// From the first to the last number of clients beyond the workers: flat at most doubles, linear grows with the
+/// clients.
 const FLAT: f64 = 2.0;
 /// What linear growth must at least reach of proportional growth.
 const LINEAR: f64 = 0.4;
@@ -34,13 +35,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "cc-fig11",
     paper: &PAPER,
     figure: "Figure 11",
-    claim: "With `prior`, the latency of an infrequent client is flat in the number of large downloads; without, it is linear",
-    published: "Latency of a small file over the number of clients that fetch large files from Apache with 150 processes: \
-                linear beyond 150 clients; with the priority filter a small step there, and then level.",
-    method: "Apache prefork with 10 processes; clients that download 16 MB again and again; and one from another address range \
-             that asks for 100 bytes, on a new connection, 20 ms after its last answer. The chain is package, persist and \
-             prior, or without prior. Flat means that latency at most doubles from 20 downloads to 80; linear that it grows \
-             at least 0.4 times as much as the downloads do.",
+    claim: "With `prior`, the latency of an infrequent client is flat in the number of large downloads; without, it is \
+            linear",
+    published: "Latency of a small file over the number of clients that fetch large files from Apache with 150 \
+                processes: linear beyond 150 clients; with the priority filter a small step there, and then level.",
+    method: "Apache prefork with 10 processes; clients that download 16 MB again and again; and one from another \
+             address range that asks for 100 bytes, on a new connection, 20 ms after its last answer. The chain is \
+             package, persist and prior, or without prior. Flat means that latency at most doubles from 20 downloads \
+             to 80; linear that it grows at least 0.4 times as much as the downloads do.",
     run,
 };
 

@@ -26,14 +26,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "cc-fig12",
     paper: &PAPER,
     figure: "Figure 12",
-    claim: "With up to 15,000 slow persistent connections conditioned Apache loses at most 2 %; bare Apache, of 150 processes, collapses past 150",
-    published: "Throughput of 16 regular clients over the number of slow persistent connections: Apache's drops beyond 150, \
-                CC-Apache's stays.",
-    method: "An attacker opens connections, asks each for a small file, and holds it; what the server ends, it opens again. \
-             Meanwhile 16 connections of a regular client ask for the SPECweb99-like mix of 50 MB. Apache has 150 processes \
-             and its default timeout of 15 s for persistent connections. The conditioned one is compared with another that is \
-             not attacked, in turn, per CPU-second, because the attacker shares the client's core; then the other is \
-             attacked, in as many rounds. Bare Apache is tried with up to 400. To \
+    claim: "With up to 15,000 slow persistent connections conditioned Apache loses at most 2 %; bare Apache, of 150 \
+            processes, collapses past 150",
+    published: "Throughput of 16 regular clients over the number of slow persistent connections: Apache's drops beyond \
+                150, CC-Apache's stays.",
+    method: "An attacker opens connections, asks each for a small file, and holds it; what the server ends, it opens \
+             again. Meanwhile 16 connections of a regular client ask for the SPECweb99-like mix of 50 MB. Apache has \
+             150 processes and its default timeout of 15 s for persistent connections. The conditioned one is compared \
+             with another that is not attacked, in turn, per CPU-second, because the attacker shares the client's \
+             core; then the other is attacked, in as many rounds. Bare Apache is tried with up to 400. To \
              collapse means to keep less than a tenth.",
     run,
 };

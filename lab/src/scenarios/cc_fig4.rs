@@ -34,14 +34,16 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "cc-fig4",
     paper: &PAPER,
     figure: "Figures 4 and 5",
-    claim: "At every file size from 0.1 to 500 kB, conditioned nginx and Apache serve at least half as many requests per CPU-second as bare",
-    published: "Requests/s and throughput of one file: Apache at most 1,900/s and CC-Apache 1,700/s, Flash 6,700/s and CC-Flash \
-                4,500/s, CCServer 3,900/s; the larger the file, the smaller the difference.",
+    claim: "At every file size from 0.1 to 500 kB, conditioned nginx and Apache serve at least half as many requests \
+            per CPU-second as bare",
+    published: "Requests/s and throughput of one file: Apache at most 1,900/s and CC-Apache 1,700/s, Flash 6,700/s and \
+                CC-Flash 4,500/s, CCServer 3,900/s; the larger the file, the smaller the difference.",
     method: "64 connections, kept open, ask for the same file; a chain of one filter, as in the paper. ccserver is the \
-             example of this project; it exists behind a chain only. nginx and Apache are measured with `--linger 1000` too, where they \
-             may read the next request of a connection themselves, and without, where each request is a connection of its own to \
-             them; the bound is for nginx with it, and for Apache without. Larger files cost the server more and the chain the \
-             same. The claim is ours: the paper has none for this figure but that the overhead is tolerable.",
+             example of this project; it exists behind a chain only. nginx and Apache are measured with `--linger \
+             1000` too, where they may read the next request of a connection themselves, and without, where each \
+             request is a connection of its own to them; the bound is for nginx with it, and for Apache without. \
+             Larger files cost the server more and the chain the same. The claim is ours: the paper has none for this \
+             figure but that the overhead is tolerable.",
     run,
 };
 

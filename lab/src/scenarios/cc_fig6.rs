@@ -29,15 +29,17 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "cc-fig6",
     paper: &PAPER,
     figure: "Figures 6 and 7",
-    claim: "On the SPECweb99-like mix, conditioned Apache serves at least 90 % of the requests per CPU-second that bare Apache does, and nginx, with --linger, at least 70 %",
-    published: "Throughput over the size of the data set: while it fits into memory, CC-Apache is close to Apache and CC-Flash at \
-                about four fifths of Flash.",
-    method: "64 connections, kept open. A directory has nine files in each of four classes (0.1 to 0.9, 1 to 9, 10 to 90 and \
-             100 to 900 kB, asked for in 35, 50, 14 and 1 % of requests); directories are asked for by Zipf's law. Both data \
-             sets fit into memory: the disk would serve all servers alike. A chain of one filter, as in the paper. nginx and \
-             Apache are measured with `--linger 1000` and without, as in Figure 4, and behind the default chain of four filters \
-             (package, persist, normalize, prior), which has no bound. The bounds are for nginx with it and for Apache without, behind one \
-             filter, in eight rounds of four seconds: bare, conditioned, conditioned, bare, each alone on the core.",
+    claim: "On the SPECweb99-like mix, conditioned Apache serves at least 90 % of the requests per CPU-second that \
+            bare Apache does, and nginx, with --linger, at least 70 %",
+    published: "Throughput over the size of the data set: while it fits into memory, CC-Apache is close to Apache and \
+                CC-Flash at about four fifths of Flash.",
+    method: "64 connections, kept open. A directory has nine files in each of four classes (0.1 to 0.9, 1 to 9, 10 to \
+             90 and 100 to 900 kB, asked for in 35, 50, 14 and 1 % of requests); directories are asked for by Zipf's \
+             law. Both data sets fit into memory: the disk would serve all servers alike. A chain of one filter, as in \
+             the paper. nginx and Apache are measured with `--linger 1000` and without, as in Figure 4, and behind the \
+             default chain of four filters (package, persist, normalize, prior), which has no bound. The bounds are \
+             for nginx with it and for Apache without, behind one filter, in eight rounds of four seconds: bare, \
+             conditioned, conditioned, bare, each alone on the core.",
     run,
 };
 

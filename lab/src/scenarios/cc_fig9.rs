@@ -22,8 +22,8 @@ pub(super) const SCENARIO: Scenario = Scenario {
     claim: "Throughput does not collapse: ten filters leave at least 25 % of one's",
     published: "Throughput of a mix in memory over the number of filters: close to linear for few filters, then the \
                 degradation slows down.",
-    method: "ccserver behind one to ten filters, as in Figure 8, under the SPECweb99-like mix of 50 MB; 64 connections, kept \
-             open. The whole chain is on one core. The bound is ours.",
+    method: "ccserver behind one to ten filters, as in Figure 8, under the SPECweb99-like mix of 50 MB; 64 \
+             connections, kept open. The whole chain is on one core. The bound is ours.",
     run,
 };
 

@@ -1,6 +1,6 @@
-//! What a chain costs of which the programs do nothing: a message and its descriptor are received and sent on, and that is
-//! all. No filter can cost less than the kernel takes for that and for the switch of processes. And the least of any way to
-//! pass something on to another process: to wake it, and nothing else.
+//! What a chain costs of which the programs do nothing: a message and its descriptor are received and sent on, and that
+//! is all. No filter can cost less than the kernel takes for that and for the switch of processes. And the least of any
+//! way to pass something on to another process: to wake it, and nothing else.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -30,7 +30,8 @@ pub(super) enum Passes {
     Wakes,
 }
 
-/// A process that passes on until its input ends: one call to receive and one to send for each message, or for each wake-up.
+/// A process that passes on until its input ends: one call to receive and one to send for each message, or for each
+/// wake-up.
 ///
 /// # Errors
 /// When standard input and output are no links, or no event counters.

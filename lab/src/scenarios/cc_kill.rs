@@ -35,13 +35,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "cc-kill",
     paper: &PAPER,
     figure: "Ours",
-    claim: "100 times kill -9 of each of eight filters under load: no wrong response and none lost on connections whose request a filter beyond the first has had; new connections are lost with `package` only",
+    claim: "100 times kill -9 of each of eight filters under load: no wrong response and none lost on connections \
+            whose request a filter beyond the first has had; new connections are lost with `package` only",
     published: "Nothing: the paper does not say what becomes of requests in a filter that dies.",
-    method: "nginx behind eight filters; 8 clients ask for a file of 3 kB, byte for byte compared; half of them come anew after \
-             every tenth answer. A filter is killed, and the next one after 100 further answers. A response is lost when its \
-             connection ends before it is whole. A connection that has had an answer before lives in `persist`: none of \
-             those may be lost. Of those without one, only `package` may lose any: it held requests that had not arrived. It is killed last: \
-             connections that it had handed on live in `persist` alone then, and would not survive that one too.",
+    method: "nginx behind eight filters; 8 clients ask for a file of 3 kB, byte for byte compared; half of them come \
+             anew after every tenth answer. A filter is killed, and the next one after 100 further answers. A response \
+             is lost when its connection ends before it is whole. A connection that has had an answer before lives in \
+             `persist`: none of those may be lost. Of those without one, only `package` may lose any: it held requests \
+             that had not arrived. It is killed last: connections that it had handed on live in `persist` alone then, \
+             and would not survive that one too.",
     run,
 };
 
@@ -189,7 +191,8 @@ fn outcome(killed: &[Killed]) -> Result<Outcome, Error> {
     ]
     .map(|(what, lost)| Check { what: what.to_owned(), ratio: kept(lost), at_least: 1.0 });
     let note = format!(
-        "{} kills, {} responses, {} wrong, {} lost; with package {} new connections ended before their request was handed on",
+        "{} kills, {} responses, {} wrong, {} lost; with package {} new connections ended before their request was \
+         handed on",
         thousands(kills),
         thousands(answers),
         sum(|k| k.wrong),

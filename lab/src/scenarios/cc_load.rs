@@ -144,8 +144,8 @@ impl Wrk<'_> {
         Ok(Sample { label, x, round, requests_per_s: figures.rate, requests_per_cpu_s })
     }
 
-    /// Loads two servers that are compared, each alone and on both sides of the other: a machine's speed changes by more than
-    /// what is compared.
+    /// Loads two servers that are compared, each alone and on both sides of the other: a machine's speed changes by
+    /// more than what is compared.
     ///
     /// # Errors
     /// As [`Wrk::run`].

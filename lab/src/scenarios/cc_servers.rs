@@ -65,8 +65,8 @@ pub(super) fn object(site: &Path, name: &str, size_bytes: usize) -> Result<(), E
 }
 
 impl Server {
-    /// Starts `program` for the files in `site`; `chain` is the filters in front of it, nearest to the clients first, and
-    /// options of `condition`.
+    /// Starts `program` for the files in `site`; `chain` is the filters in front of it, nearest to the clients first,
+    /// and options of `condition`.
     ///
     /// # Errors
     /// When a program is missing or does not serve.
@@ -314,7 +314,8 @@ fn command(
                  LoadModule mpm_prefork_module {modules}/mod_mpm_prefork.so\n\
                  LoadModule authz_core_module {modules}/mod_authz_core.so\n\
                  User www-data\nGroup www-data\nDocumentRoot {site_name}\n\
-                 <Directory {site_name}>\nRequire all granted\nAllowOverride None\nOptions FollowSymLinks\n</Directory>\n\
+                 <Directory {site_name}>\nRequire all granted\nAllowOverride None\nOptions FollowSymLinks\n\
+                 </Directory>\n\
                  ServerLimit {workers}\nMaxRequestWorkers {workers}\nStartServers {workers}\n\
                  MinSpareServers 1\nMaxSpareServers {workers}\nMaxConnectionsPerChild 0\n\
                  KeepAlive On\nKeepAliveTimeout 15\nMaxKeepAliveRequests 0\nTimeout 300\nEnableSendfile On\n"

@@ -18,12 +18,13 @@ pub(super) static PAPER: Paper = Paper {
     name: "defence",
     title: "Attacks, with good clients beside the attackers",
     setting: "20 good clients ask for objects of 1 KiB, 5 requests a second each, each from its own address of \
-              127.0.0.0/8; after three seconds attackers come. An attacker counts as stopped if it had no answer 200 in \
-              the last third of the attack, and a slow one if it holds no connection at the end. What good clients get during the attack, from its sixth second on, is compared with \
-              what they got before it. The same attack meets tidegate with its default settings and one data core, nginx \
-              with `limit_req` (100 requests a second, burst 200) and `limit_conn` (100), and haproxy with a stick table \
-              and the same limits, each alone on the server's core; clients and attackers share the other. The attack \
-              comes by the loopback interface, where no kernel program is attached: every refusal costs its server.",
+              127.0.0.0/8; after three seconds attackers come. An attacker counts as stopped if it had no answer 200 \
+              in the last third of the attack, and a slow one if it holds no connection at the end. What good clients \
+              get during the attack, from its sixth second on, is compared with what they got before it. The same \
+              attack meets tidegate with its default settings and one data core, nginx with `limit_req` (100 requests \
+              a second, burst 200) and `limit_conn` (100), and haproxy with a stick table and the same limits, each \
+              alone on the server's core; clients and attackers share the other. The attack comes by the loopback \
+              interface, where no kernel program is attached: every refusal costs its server.",
 };
 
 /// Bytes of what slow readers ask for.

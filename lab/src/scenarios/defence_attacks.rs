@@ -40,7 +40,8 @@ const fn scenario(
 pub(super) const FLOOD: Scenario = scenario(
     "defence-flood",
     "Flood",
-    "Under a flood from 1,000 addresses good clients keep 95 % of their rate from the sixth second on, every attacker is stopped, and no good client is blocked",
+    "Under a flood from 1,000 addresses good clients keep 95 % of their rate from the sixth second on, every attacker \
+     is stopped, and no good client is blocked",
     "1,000 attackers, each on a connection of its own, ask again as soon as they are answered, and come again half a \
      second after they were refused.",
     |lab| measure(lab, 1_000, Attack::Flood, 8, &Goals { kept: 0.95, answered: 0.95, stopped: 1.0 }),
@@ -49,7 +50,8 @@ pub(super) const FLOOD: Scenario = scenario(
 pub(super) const MANY: Scenario = scenario(
     "defence-many",
     "Flood of passers",
-    "Under a flood from 100,000 addresses, each of which asks once and leaves, good clients keep 95 % of their rate from the sixth second on and every attacker is stopped",
+    "Under a flood from 100,000 addresses, each of which asks once and leaves, good clients keep 95 % of their rate \
+     from the sixth second on and every attacker is stopped",
     "100,000 attackers ask one after the other, each on a connection of its own, as fast as one core of load makes \
      connections, and then from the first again.",
     |lab| measure(lab, 100_000, Attack::Passers, 9, &Goals { kept: 0.95, answered: 0.95, stopped: 1.0 }),
@@ -81,7 +83,8 @@ pub(super) const BODIES: Scenario = scenario(
 pub(super) const READERS: Scenario = scenario(
     "defence-slow-readers",
     "Slow readers",
-    "While attackers hold 15,000 connections on which they ask for 8 MiB and read nothing, good clients keep 95 % of their rate",
+    "While attackers hold 15,000 connections on which they ask for 8 MiB and read nothing, good clients keep 95 % of \
+     their rate",
     "As with slow heads; each connection asks again and again, and nothing is read of the answers.",
     |lab| measure(lab, SLOW_ATTACKERS, slow(Slow::Readers), 8, &SLOW_GOALS),
 );
@@ -89,7 +92,8 @@ pub(super) const READERS: Scenario = scenario(
 pub(super) const PROGRAMS: Scenario = scenario(
     "defence-slowhttptest",
     "slowhttptest",
-    "While slowhttptest holds 4,000 connections each with slow heads, slow bodies and slow reading, good clients keep 95 % of their rate",
+    "While slowhttptest holds 4,000 connections each with slow heads, slow bodies and slow reading, good clients keep \
+     95 % of their rate",
     "Debian's slowhttptest three times at once (-H, -B and -X), 4,000 connections each, all from one address.",
     |lab| measure(lab, 1, Attack::Programs { connections: 4_000 }, 8, &SLOW_GOALS),
 );
@@ -107,19 +111,22 @@ pub(super) const PULSES: Scenario = scenario(
 pub(super) const RANDOM: Scenario = scenario(
     "defence-random",
     "Random URLs",
-    "While 200 attackers ask past the cache for URLs that nobody has asked for, good clients keep 90 % of their rate and their hit ratio",
-    "Good clients ask for 20 pages that may be kept. Attackers put a random query at the end of a page's URL, as fast as \
-     they are answered. Every server caches 16 MiB. What the origin was asked for on behalf of good clients during the \
-     attack tells their hit ratio.",
+    "While 200 attackers ask past the cache for URLs that nobody has asked for, good clients keep 90 % of their rate \
+     and their hit ratio",
+    "Good clients ask for 20 pages that may be kept. Attackers put a random query at the end of a page's URL, as fast \
+     as they are answered. Every server caches 16 MiB. What the origin was asked for on behalf of good clients during \
+     the attack tells their hit ratio.",
     |lab| measure(lab, 200, Attack::RandomUrls, 8, &Goals { kept: 0.9, answered: 0.9, stopped: 1.0 }),
 );
 
 pub(super) const COSTLY: Scenario = scenario(
     "defence-costly",
     "Expensive URL",
-    "While 300 attackers ask once in two seconds each for what takes the origin 200 ms, good clients keep 90 % of their rate, and in the last third of the attack the origin is not saturated",
-    "The origin works on 8 such answers at once, 40 a second; 150 a second are asked for. Good clients ask for pages. The \
-     origin counts as saturated while it works on 8; what was asked for before anybody was found out keeps it so for 8 s.",
+    "While 300 attackers ask once in two seconds each for what takes the origin 200 ms, good clients keep 90 % of \
+     their rate, and in the last third of the attack the origin is not saturated",
+    "The origin works on 8 such answers at once, 40 a second; 150 a second are asked for. Good clients ask for pages. \
+     The origin counts as saturated while it works on 8; what was asked for before anybody was found out keeps it so \
+     for 8 s.",
     |lab| {
         let goals = Goals { kept: 0.9, answered: 0.9, stopped: 0.95 };
         measure(lab, 300, Attack::Costly { every_ms: 2_000 }, 15, &goals)
@@ -129,9 +136,10 @@ pub(super) const COSTLY: Scenario = scenario(
 pub(super) const NEIGHBOURS: Scenario = scenario(
     "defence-neighbours",
     "Botnet next door",
-    "Of a botnet whose addresses are those next to good clients' 95 % is blocked, and at most 1 % of good requests is refused",
-    "300 attackers in the networks of 24 bits that hold the 20 good clients ask for one page, each once in 400 ms; good \
-     clients ask for 20 pages.",
+    "Of a botnet whose addresses are those next to good clients' 95 % is blocked, and at most 1 % of good requests is \
+     refused",
+    "300 attackers in the networks of 24 bits that hold the 20 good clients ask for one page, each once in 400 ms; \
+     good clients ask for 20 pages.",
     |lab| {
         let goals = Goals { kept: 0.95, answered: 0.99, stopped: 0.95 };
         measure(lab, 300, Attack::Neighbours { every_ms: 400 }, 8, &goals)

@@ -26,10 +26,11 @@ pub(super) const OVERHEAD: Scenario = Scenario {
     paper: &PAPER,
     figure: "Overhead",
     claim: "All default classifiers together cost at most 10 % of the requests per CPU-second of a cached hit",
-    published: "Tempesta §4.3 and §4.6 have classification in the way of every request; the paper does not say what it costs.",
-    method: "tidegate with its default classifiers and with `[defence] enabled = false`, in turn, on the same object of \
-             1 KiB from the cache. The load is exempt from what the defence decides, which still counts and judges every \
-             request.",
+    published: "Tempesta §4.3 and §4.6 have classification in the way of every request; the paper does not say what \
+                it costs.",
+    method: "tidegate with its default classifiers and with `[defence] enabled = false`, in turn, on the same object \
+             of 1 KiB from the cache. The load is exempt from what the defence decides, which still counts and judges \
+             every request.",
     run: overhead,
 };
 
@@ -39,9 +40,9 @@ pub(super) const MEMORY: Scenario = Scenario {
     figure: "Memory",
     claim: "Under 1,000,000 distinct attacking addresses the defence keeps to its configured memory of 256 MiB",
     published: "Tempesta §4.8 bounds its dynamic rules and evicts those hit least.",
-    method: "In process: each of 1,000,000 addresses connects, makes a request and goes, once with neighbouring addresses and \
-             once with addresses spread over all of IPv4, where each needs nodes for the networks around it too. What counts \
-             is the growth of the process's anonymous memory.",
+    method: "In process: each of 1,000,000 addresses connects, makes a request and goes, once with neighbouring \
+             addresses and once with addresses spread over all of IPv4, where each needs nodes for the networks around \
+             it too. What counts is the growth of the process's anonymous memory.",
     run: memory,
 };
 

@@ -14,8 +14,10 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "defence-crowd",
     paper: &PAPER,
     figure: "Flash crowd",
-    claim: "When twenty times as many good clients come as usual, nobody is refused, those who were there keep their rate, and the crowd waits at most twice as long",
-    published: "Tempesta §4.7 says that a flash crowd cannot be told from some attacks, and evicts by weight under stress.",
+    claim: "When twenty times as many good clients come as usual, nobody is refused, those who were there keep their \
+            rate, and the crowd waits at most twice as long",
+    published: "Tempesta §4.7 says that a flash crowd cannot be told from some attacks, and evicts by weight under \
+                stress.",
     method: "400 more clients of the same kind come. Nobody attacks, so that nobody may be refused. Latencies are 99th \
              percentiles; less than 10 ms count as 10.",
     run,

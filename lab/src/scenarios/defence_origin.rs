@@ -1,5 +1,5 @@
-//! A site behind the servers under attack: its pages may be kept, and one of its answers takes long, of which it can work
-//! on a few at once.
+//! A site behind the servers under attack: its pages may be kept, and one of its answers takes long, of which it can
+//! work on a few at once.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -38,14 +38,19 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "defence-surge",
     paper: &PAPER,
     figure: "Flash crowd beyond capacity",
-    claim: "When 20 times as many good clients come as usual and want 1.5 times what the server can give, nobody is refused, goodput is at least 95 % of the server's capacity, and all get the same",
-    published: "Tempesta §4.7 says that a flash crowd cannot be told from some attacks, and evicts by weight under stress.",
-    method: "The server has a tenth of a core, so that one core of load can ask for more than it gives. Its capacity is \
-             what 2,100 clients get that ask again as soon as they are answered, of a server with the same \
-             classifiers in which they are exempt (nginx: one without limits), the mean of before and after. In between 100 clients ask a fresh server with its \
-             default settings at a pace of their own, and three seconds later 2,000 more come, from addresses of their own and at the \
-             same pace, which is such that all together want 1.5 times the capacity; who is answered late asks its next at once. Counted from two seconds after \
-             that on. Nobody gives up before 5 s. tidegate has three such rounds, of which medians of rates and the worst of all else count. Jain's index compares what each client gets with what the others do.",
+    claim: "When 20 times as many good clients come as usual and want 1.5 times what the server can give, nobody is \
+            refused, goodput is at least 95 % of the server's capacity, and all get the same",
+    published: "Tempesta §4.7 says that a flash crowd cannot be told from some attacks, and evicts by weight under \
+                stress.",
+    method: "The server has a tenth of a core, so that one core of load can ask for more than it gives. Its capacity \
+             is what 2,100 clients get that ask again as soon as they are answered, of a server with the same \
+             classifiers in which they are exempt (nginx: one without limits), the mean of before and after. In \
+             between 100 clients ask a fresh server with its default settings at a pace of their own, and three \
+             seconds later 2,000 more come, from addresses of their own and at the same pace, which is such that all \
+             together want 1.5 times the capacity; who is answered late asks its next at once. Counted from two \
+             seconds after that on. Nobody gives up before 5 s. tidegate has three such rounds, of which medians of \
+             rates and the worst of all else count. Jain's index compares what each client gets with what the others \
+             do.",
     run,
 };
 

@@ -32,10 +32,11 @@ const HTTP_PORT: u16 = 8088;
 /// The first user's address; the others have the following ones.
 const ADDRESSES: Ipv4Addr = Ipv4Addr::new(10, 96, 128, 1);
 
-pub(super) const METHOD: &str = "Server and users share one machine and are joined by a pair of Ethernet devices. The server \
-    has a fifth of one core (by a control group), the users the other core, and each core handles the packets of its own side. \
-    So the server is the bottleneck. The users are SURGE's eight times as fast; each has an address of its own and asks for \
-    all objects of a page at once. 1,000 files of SURGE's sizes up to 300 kB, asked for after Zipf's law.";
+pub(super) const METHOD: &str = "Server and users share one machine and are joined by a pair of Ethernet devices. \
+    The server has a fifth of one core (by a control group), the users the other core, and each core handles the \
+    packets of its own side. So the server is the bottleneck. The users are SURGE's eight times as fast; each has an \
+    address of its own and asks for all objects of a page at once. 1,000 files of SURGE's sizes up to 300 kB, asked \
+    for after Zipf's law.";
 
 /// Which server, and how it treats idle connections.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -87,41 +88,11 @@ pub(super) fn measure(
     readable(directory.path())?;
     let (mut runs, of) = (Vec::new(), contenders.len() * crowds.len());
     for contender in contenders {
-        for &(users, warm_up_s, time_s) in crowds {
-            let hosts = network()?;
-            let running = Running::start(lab, contender.server, hosts.namespace("s")?, directory.path())?;
-            let habits = Habits {
-                server: running.address,
-                protocol: contender.protocol,
-                users,
-                pace: PACE,
-                addresses: ADDRESSES,
-                warm_up: Duration::from_secs_f64(warm_up_s),
-                time: Duration::from_secs_f64(time_s),
-            };
-            let mut used = Vec::new();
-            let usage = inside(hosts.namespace("c")?, || {
-                pin(LOAD_CORE)?;
-                use_site(&catalog, habits, || {
-                    used.push(running.quota.used()?);
-                    Ok(())
-                })
-            })?;
-            drop(running);
-            let used_s = match used.as_slice() {
-                [first, .., last] => last.saturating_sub(*first).as_secs_f64(),
-                _ => f64::NAN,
-            };
-            let run = Run {
-                contender: *contender,
-                users,
-                requests_per_s: usage.requests as f64 / time_s,
-                cpu_us: used_s * 1e6 / usage.requests as f64,
-                cpu_used: used_s / (time_s * SHARE),
-                usage,
-            };
+        for &crowd in crowds {
+            let run = measure_one(lab, *contender, crowd, &catalog, directory.path())?;
             let what = format!(
-                "{users} users, {}: {:.0} requests/s, {:.0} ms, {} failed, {:.0} us CPU a request, {:.0} % of its share",
+                "{} users, {}: {:.0} requests/s, {:.0} ms, {} failed, {:.0} us CPU a request, {:.0} % of its share",
+                run.users,
                 contender.name,
                 run.requests_per_s,
                 run.usage.mean_latency_s() * 1e3,
@@ -141,6 +112,46 @@ pub(super) fn measure(
         versions.extend(version("apache2", "-v"));
     }
     Ok((runs, versions))
+}
+
+fn measure_one(
+    lab: &Lab,
+    contender: Contender,
+    (users, warm_up_s, time_s): Crowd,
+    catalog: &Arc<Catalog>,
+    directory: &Path,
+) -> Result<Run, Error> {
+    let hosts = network()?;
+    let running = Running::start(lab, contender.server, hosts.namespace("s")?, directory)?;
+    let habits = Habits {
+        server: running.address,
+        protocol: contender.protocol,
+        users,
+        pace: PACE,
+        addresses: ADDRESSES,
+        warm_up: Duration::from_secs_f64(warm_up_s),
+        time: Duration::from_secs_f64(time_s),
+    };
+    let mut used = Vec::new();
+    let usage = inside(hosts.namespace("c")?, || {
+        pin(LOAD_CORE)?;
+        use_site(catalog, habits, || {
+            used.push(running.quota.used()?);
+            Ok(())
+        })
+    })?;
+    let used_s = match used.as_slice() {
+        [first, .., last] => last.saturating_sub(*first).as_secs_f64(),
+        _ => f64::NAN,
+    };
+    Ok(Run {
+        contender,
+        users,
+        requests_per_s: usage.requests as f64 / time_s,
+        cpu_us: used_s * 1e6 / usage.requests as f64,
+        cpu_used: used_s / (time_s * SHARE),
+        usage,
+    })
 }
 
 /// Users and server, each of whose packets are handled on its own core: otherwise whoever sends does the work of who
@@ -231,9 +242,11 @@ fn nginx(
     let fast_open = if fast_open { " fastopen=1024" } else { "" };
     let (here, root) = (own.display(), root.display());
     let config = format!(
-        "daemon off; master_process off; user root; worker_processes 1; pid {here}/nginx.pid; error_log {here}/err crit;\n\
+        "daemon off; master_process off; user root; worker_processes 1; pid {here}/nginx.pid; \
+         error_log {here}/err crit;\n\
          events {{ worker_connections 8000; }}\n\
-         http {{ access_log off; sendfile on; tcp_nodelay on; open_file_cache max=2000 inactive=1h; open_file_cache_valid 1h;\n\
+         http {{ access_log off; sendfile on; tcp_nodelay on; open_file_cache max=2000 inactive=1h; \
+         open_file_cache_valid 1h;\n\
          default_type text/plain; keepalive_timeout {keep_alive_s}s; keepalive_requests 1000000000;\n\
          server {{ listen {address} backlog=4096{fast_open}; root {root}; }} }}\n"
     );
@@ -248,12 +261,14 @@ fn apache(own: &Path, root: &Path, address: SocketAddr, keep_alive_s: u32) -> Re
     let (here, root) = (own.display(), root.display());
     let keep_alive = if keep_alive_s == 0 { "Off" } else { "On" };
     let config = format!(
-        "ServerRoot {here}\nPidFile {here}/pid\nErrorLog {here}/err\nLogLevel crit\nListen {address}\nListenBacklog 4096\n\
+        "ServerRoot {here}\nPidFile {here}/pid\nErrorLog {here}/err\nLogLevel crit\nListen {address}\n\
+         ListenBacklog 4096\n\
          ServerName localhost\nDefaultRuntimeDir {here}\nUser www-data\nGroup www-data\n\
          LoadModule mpm_event_module /usr/lib/apache2/modules/mod_mpm_event.so\n\
          LoadModule authz_core_module /usr/lib/apache2/modules/mod_authz_core.so\n\
          KeepAlive {keep_alive}\nKeepAliveTimeout {keep_alive_s}\nMaxKeepAliveRequests 0\n\
-         StartServers 4\nServerLimit 8\nThreadsPerChild 64\nMaxRequestWorkers 512\nMinSpareThreads 64\nMaxSpareThreads 512\n\
+         StartServers 4\nServerLimit 8\nThreadsPerChild 64\nMaxRequestWorkers 512\nMinSpareThreads 64\n\
+         MaxSpareThreads 512\n\
          DocumentRoot {root}\n<Directory />\nRequire all granted\n</Directory>\nEnableSendfile On\n"
     );
     let path = own.join("apache.conf");

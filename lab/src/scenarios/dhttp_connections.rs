@@ -46,8 +46,8 @@ struct Expiry {
 
 /// Runs a trace, which is in the order of time.
 ///
-/// As in the paper, a client opens a connection for each access until it has as many as it may; then the one that has not
-/// been used for longest is used again. Generating a response takes no time.
+/// As in the paper, a client opens a connection for each access until it has as many as it may; then the one that has
+/// not been used for longest is used again. Generating a response takes no time.
 pub(super) fn simulate(trace: &[Access], rules: Rules) -> Load {
     let clients = trace.iter().map(|access| access.client as usize + 1).max().unwrap_or(0);
     // When each connection of each client ends; it is open if that is in the future.

@@ -33,11 +33,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "dhttp-fig10",
     paper: &PAPER,
     figure: "Figures 10 to 12",
-    claim: "With 1,000 users a full server has at least 20 % more throughput and half the latency by DHTTP than the best of \
-            nginx and Apache with keep-alive of 0, 1 or 15 s or altruistic clients",
-    published: "With up to 1,000 users DHTTP has around 20 % more throughput and half the latency of Apache with altruistic \
-                clients, which close connections when a page is there, and they are far better than Apache with any \
-                keep-alive.",
+    claim: "With 1,000 users a full server has at least 20 % more throughput and half the latency by DHTTP than the \
+            best of nginx and Apache with keep-alive of 0, 1 or 15 s or altruistic clients",
+    published: "With up to 1,000 users DHTTP has around 20 % more throughput and half the latency of Apache with \
+                altruistic clients, which close connections when a page is there, and they are far better than Apache \
+                with any keep-alive.",
     method: METHOD,
     run,
 };

@@ -31,22 +31,22 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "dhttp-fig13",
     paper: &PAPER,
     figure: "Figure 13 and Table I",
-    claim: "On a saturated link DHTTP's throughput is within 2 % of HTTP's, the share of answers by UDP falls as loss grows, \
-            and resends stay below 2 % of them",
-    published: "On a fractional T3 of 9 Mbit/s with up to three load hosts DHTTP has 15 % more throughput than Apache with one \
-                host and virtually the same with two and three; the share of answers by UDP drops, and resends stay below 2 \
-                % of them.",
-    method: "One emulated link of 60 ms round trip whose queue holds a round trip's bytes, and SURGE's users, 100 for each \
-             load host, with an address each. The link's rate bears the same proportion to the load as the paper's: two \
-             hosts nearly fill it. HTTP is that of the same tidegate with up to three connections per user, kept for 15 s. \
-             All objects of a page are asked for at once. A run is 30 s instead of two minutes, after 20 s that are not \
-             counted: what is lost at the start is sent again, and known to the server, 5 to 15 s later. Throughput is the \
-             number of requests served, as in the paper (§VI-B1). The bytes, in the table, say less: sizes have such tails \
-             that what is asked for within 30 s differs by 3.5 % (standard deviation) from run to run. So that pauses do not \
-             decide either, the requests of the two runs that fill the link are added up before they are compared. All runs are made at \
-             one time, each over a link and with hosts of its own. The share by UDP comprises \
-             answers in several datagrams; resends are counted against all answers, in the table also against those by UDP, \
-             as in the paper's.",
+    claim: "On a saturated link DHTTP's throughput is within 2 % of HTTP's, the share of answers by UDP falls as loss \
+            grows, and resends stay below 2 % of them",
+    published: "On a fractional T3 of 9 Mbit/s with up to three load hosts DHTTP has 15 % more throughput than Apache \
+                with one host and virtually the same with two and three; the share of answers by UDP drops, and \
+                resends stay below 2 % of them.",
+    method: "One emulated link of 60 ms round trip whose queue holds a round trip's bytes, and SURGE's users, 100 for \
+             each load host, with an address each. The link's rate bears the same proportion to the load as the \
+             paper's: two hosts nearly fill it. HTTP is that of the same tidegate with up to three connections per \
+             user, kept for 15 s. All objects of a page are asked for at once. A run is 30 s instead of two minutes, \
+             after 20 s that are not counted: what is lost at the start is sent again, and known to the server, 5 to \
+             15 s later. Throughput is the number of requests served, as in the paper (§VI-B1). The bytes, in the \
+             table, say less: sizes have such tails that what is asked for within 30 s differs by 3.5 % (standard \
+             deviation) from run to run. So that pauses do not decide either, the requests of the two runs that fill \
+             the link are added up before they are compared. All runs are made at one time, each over a link and with \
+             hosts of its own. The share by UDP comprises answers in several datagrams; resends are counted against \
+             all answers, in the table also against those by UDP, as in the paper's.",
     run,
 };
 

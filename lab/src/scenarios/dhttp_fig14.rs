@@ -24,10 +24,10 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "dhttp-fig14",
     paper: &PAPER,
     figure: "Figure 14",
-    claim: "A full server has at least 20 % more throughput by DHTTP than by TCP Fast Open with all requests of a page in the \
-            SYN and clients that close early",
-    published: "DHTTP has much better throughput than Apache with T/TCP, which is no better than Apache with TCP and altruistic \
-                clients.",
+    claim: "A full server has at least 20 % more throughput by DHTTP than by TCP Fast Open with all requests of a page \
+            in the SYN and clients that close early",
+    published: "DHTTP has much better throughput than Apache with T/TCP, which is no better than Apache with TCP and \
+                altruistic clients.",
     method: METHOD,
     run,
 };

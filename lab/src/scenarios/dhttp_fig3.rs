@@ -32,15 +32,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "dhttp-fig3",
     paper: &PAPER,
     figure: "Figure 3",
-    claim: "While packets alternate over two routes, DHTTP's interception cache on one of them breaks no transfer, and a \
-            proxy that intercepts TCP does",
-    published: "A router on one of two routes diverts TCP to a cache that answers as if it were the server. Packets on the \
-                other route reach the server, which knows nothing of the connection and resets it.",
-    method: "Client and server are joined by two routers; of the packets that each sends, every other one takes the other \
-             route, whatever connection it belongs to. The first router has tidegate as a DHTTP interception cache, and as a \
-             proxy to which nftables redirects TCP. Transfers of 300, 5,000 and 200,000 bytes are made by HTTP without the \
-             proxy, by HTTP with it, and by DHTTP with the cache; one that is reset, wrong or not complete within 5 s is \
-             broken.",
+    claim: "While packets alternate over two routes, DHTTP's interception cache on one of them breaks no transfer, and \
+            a proxy that intercepts TCP does",
+    published: "A router on one of two routes diverts TCP to a cache that answers as if it were the server. Packets on \
+                the other route reach the server, which knows nothing of the connection and resets it.",
+    method: "Client and server are joined by two routers; of the packets that each sends, every other one takes the \
+             other route, whatever connection it belongs to. The first router has tidegate as a DHTTP interception \
+             cache, and as a proxy to which nftables redirects TCP. Transfers of 300, 5,000 and 200,000 bytes are made \
+             by HTTP without the proxy, by HTTP with it, and by DHTTP with the cache; one that is reset, wrong or not \
+             complete within 5 s is broken.",
     run,
 };
 
@@ -249,7 +249,8 @@ fn outcome(transfers: &[Transfer]) -> Outcome {
         },
     ];
     let note = format!(
-        "broken: {:.0} % of the transfers with the TCP-intercepting proxy, {:.0} % by DHTTP, of which the cache answered {:.0} %",
+        "broken: {:.0} % of the transfers with the TCP-intercepting proxy, {:.0} % by DHTTP, of which the cache \
+         answered {:.0} %",
         100.0 - share(transfers, Way::HttpIntercepted, whole) * 100.0,
         100.0 - share(transfers, Way::Dhttp, whole) * 100.0,
         share(transfers, Way::Dhttp, |transfer| transfer.by_cache) * 100.0

@@ -36,13 +36,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figure 4",
     claim: "Requests with a forged source make servers send the victim at most 3 times their bytes and not one SYN",
-    published: "An attacker sends requests that bear the victim's address; the servers open connections to the victim, which \
-                drowns in SYNs that come from many places.",
-    method: "An attacker on one network sends requests with the address of a victim on another one to three servers on a \
-             third, in every form that the protocol has: as in the paper, with an empty, a forged and a malformed token, sent \
-             again, asking for pieces; short, middling and long responses; short and long requests. Counters in the kernel \
-             count the bytes of IP packets that the attacker sends and the victim receives, and the SYNs that reach the victim. \
-             As a control the victim itself then asks for the long response, which must bring it a SYN.",
+    published: "An attacker sends requests that bear the victim's address; the servers open connections to the victim, \
+                which drowns in SYNs that come from many places.",
+    method: "An attacker on one network sends requests with the address of a victim on another one to three servers on \
+             a third, in every form that the protocol has: as in the paper, with an empty, a forged and a malformed \
+             token, sent again, asking for pieces; short, middling and long responses; short and long requests. \
+             Counters in the kernel count the bytes of IP packets that the attacker sends and the victim receives, and \
+             the SYNs that reach the victim. As a control the victim itself then asks for the long response, which \
+             must bring it a SYN.",
     run,
 };
 
@@ -227,6 +228,17 @@ fn ask() -> Result<bool, Error> {
 }
 
 fn outcome(attacks: &[Attack], control_syns: u64) -> Outcome {
+    let table = table(attacks);
+    Outcome {
+        raw: table.clone(),
+        summary: table,
+        plots: vec![(None, plot(attacks))],
+        verdict: verdict(attacks, control_syns),
+        servers: Vec::new(),
+    }
+}
+
+fn verdict(attacks: &[Attack], control_syns: u64) -> Verdict {
     let worst = attacks.iter().max_by(|a, b| a.amplification().total_cmp(&b.amplification()));
     let requests: u64 = attacks.iter().map(|attack| attack.requests).sum();
     let syns: u64 = attacks.iter().map(|attack| attack.syns).sum();
@@ -263,6 +275,10 @@ fn outcome(attacks: &[Attack], control_syns: u64) -> Outcome {
             worst.file
         )
     });
+    Verdict::of(&checks).noting(&note)
+}
+
+fn plot(attacks: &[Attack]) -> Plot {
     let series = FILES.map(|(file, size_bytes)| Series {
         name: format!("{} bytes", thousands(size_bytes as u64)),
         points: attacks
@@ -272,13 +288,16 @@ fn outcome(attacks: &[Attack], control_syns: u64) -> Outcome {
             .map(|(form, attack)| Point::exact(form as f64 + 1.0, attack.amplification()))
             .collect(),
     });
-    let plot = Plot {
+    Plot {
         title: "Bytes that reach the victim for each that the attacker sends".to_owned(),
         x: "form of the request, in the order of the table".to_owned(),
         x_log: false,
         y: "amplification".to_owned(),
         series: series.into(),
-    };
+    }
+}
+
+fn table(attacks: &[Attack]) -> Table {
     let mut table = Table::new([
         "requests",
         "file",
@@ -299,13 +318,7 @@ fn outcome(attacks: &[Attack], control_syns: u64) -> Outcome {
             attack.syns.to_string(),
         ]);
     }
-    Outcome {
-        raw: table.clone(),
-        summary: table,
-        plots: vec![(None, plot)],
-        verdict: Verdict::of(&checks).noting(&note),
-        servers: Vec::new(),
-    }
+    table
 }
 
 #[cfg(test)]

@@ -14,13 +14,14 @@ const THRESHOLDS_BYTES: [u64; 3] = [0, 1460, 4096];
 /// The timeout at which the paper names its reductions: Apache's default.
 const APACHE_S: u32 = 15;
 
-const TRACE: &str = "A simulation of the paper's rules: each access opens a connection until its client has as many as it \
-                     may, then the one that was not used for longest is used again; an idle one ends after the timeout; \
-                     under DHTTP shorter responses than the threshold go by UDP. The trace is made: it has the rate (100 \
-                     million accesses in three months), the mean response of 13 kB and the shares of responses below 1,460 \
-                     bytes (40 %) and 4 kB (58 %) of the paper's, with visits, pages and off times as in SURGE; three visits in ten are by a \
-                     client that has been there before and half of whose responses say that its copy is still good. `--trace \
-                     FILE` takes the accesses of any log in the common format instead.";
+const TRACE: &str = "A simulation of the paper's rules: each access opens a connection until its client has as many as \
+                     it may, then the one that was not used for longest is used again; an idle one ends after the \
+                     timeout; under DHTTP shorter responses than the threshold go by UDP. The trace is made: it has \
+                     the rate (100 million accesses in three months), the mean response of 13 kB and the shares of \
+                     responses below 1,460 bytes (40 %) and 4 kB (58 %) of the paper's, with visits, pages and off \
+                     times as in SURGE; three visits in ten are by a client that has been there before and half of \
+                     whose responses say that its copy is still good. `--trace FILE` takes the accesses of any log in \
+                     the common format instead.";
 
 const CONNECTIONS_CLAIM: &str = "DHTTP needs no more connections than HTTP, at once and in all, at every timeout and \
                                  threshold";
@@ -32,8 +33,9 @@ pub(super) const FIG6: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figure 6",
     claim: CONNECTIONS_CLAIM,
-    published: "With three connections per client and a timeout of 15 s, connections at one time are fewer by a third with a \
-                threshold of 4 kB and by 20 % with 1,460 bytes; in all they are fewer, the more so the shorter the timeout.",
+    published: "With three connections per client and a timeout of 15 s, connections at one time are fewer by a third \
+                with a threshold of 4 kB and by 20 % with 1,460 bytes; in all they are fewer, the more so the shorter \
+                the timeout.",
     method: TRACE,
     run: |lab| View { per_client: 3, shows: Shows::Connections }.run(lab),
 };
@@ -42,8 +44,8 @@ pub(super) const FIG7: Scenario = Scenario {
     name: "dhttp-fig7",
     figure: "Figure 7",
     claim: USE_CLAIM,
-    published: "With three connections per client, one carries over two times as many bytes under DHTTP as under HTTP, for \
-                4 kB and short timeouts.",
+    published: "With three connections per client, one carries over two times as many bytes under DHTTP as under HTTP, \
+                for 4 kB and short timeouts.",
     run: |lab| View { per_client: 3, shows: Shows::Use }.run(lab),
     ..FIG6
 };
@@ -51,8 +53,8 @@ pub(super) const FIG7: Scenario = Scenario {
 pub(super) const FIG8: Scenario = Scenario {
     name: "dhttp-fig8",
     figure: "Figure 8",
-    published: "With one connection per client, connections at one time are fewer by almost a factor of two for 5 s and \
-                4 kB; in all, HTTP comes down to DHTTP's number only with long timeouts.",
+    published: "With one connection per client, connections at one time are fewer by almost a factor of two for 5 s \
+                and 4 kB; in all, HTTP comes down to DHTTP's number only with long timeouts.",
     run: |lab| View { per_client: 1, shows: Shows::Connections }.run(lab),
     ..FIG6
 };
@@ -61,8 +63,8 @@ pub(super) const FIG9: Scenario = Scenario {
     name: "dhttp-fig9",
     figure: "Figure 9",
     claim: USE_CLAIM,
-    published: "With one connection per client, DHTTP's advantage in the use of connections is much smaller than with three, \
-                except for short timeouts.",
+    published: "With one connection per client, DHTTP's advantage in the use of connections is much smaller than with \
+                three, except for short timeouts.",
     run: |lab| View { per_client: 1, shows: Shows::Use }.run(lab),
     ..FIG6
 };
@@ -149,8 +151,8 @@ impl View {
                 (1.0 - load(threshold_bytes) / load(0)) * 100.0
             };
             verdict = verdict.noting(&format!(
-                "at {APACHE_S} s connections at one time are fewer by {:.0} % with 4,096 bytes (paper: 33 %) and by {:.0} % with \
-                 1,460 bytes (paper: 20 %)",
+                "at {APACHE_S} s connections at one time are fewer by {:.0} % with 4,096 bytes (paper: 33 %) and by \
+                 {:.0} % with 1,460 bytes (paper: 20 %)",
                 fewer(4096),
                 fewer(1460)
             ));

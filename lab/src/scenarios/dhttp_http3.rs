@@ -35,11 +35,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     figure: "Beyond the paper",
     claim: "Every page comes whole by DHTTP and by HTTP/3 at 0, 1 and 5 % loss; which is faster is reported",
     published: "HTTP/3 is eighteen years younger than the paper.",
-    method: "Two hosts and an emulated link of 100 Mbit/s and 40 ms round trip that loses none, 1 % or 5 % of the packets in \
-             each direction. A page of 8,000 bytes, then ten objects of 600 to 60,000 bytes all at once, by a client that has \
-             never spoken with the server: HTTP/3 makes a QUIC connection (quinn and h3), DHTTP proves its address. DHTTP's \
-             timers are the paper's 5 and 10 s. DHTTP does not encrypt and HTTP/3 does; at this rate that costs no time. \
-             Twelve pages at a time, each by a client of its own.",
+    method: "Two hosts and an emulated link of 100 Mbit/s and 40 ms round trip that loses none, 1 % or 5 % of the \
+             packets in each direction. A page of 8,000 bytes, then ten objects of 600 to 60,000 bytes all at once, by \
+             a client that has never spoken with the server: HTTP/3 makes a QUIC connection (quinn and h3), DHTTP \
+             proves its address. DHTTP's timers are the paper's 5 and 10 s. DHTTP does not encrypt and HTTP/3 does; at \
+             this rate that costs no time. Twelve pages at a time, each by a client of its own.",
     run,
 };
 

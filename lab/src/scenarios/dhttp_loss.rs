@@ -1,5 +1,5 @@
-//! 100,000 requests over a link that loses, duplicates and reorders packets: each is answered once, and what must not be
-//! repeated is executed once.
+//! 100,000 requests over a link that loses, duplicates and reorders packets: each is answered once, and what must not
+//! be repeated is executed once.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, SocketAddr};
@@ -39,14 +39,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "dhttp-loss",
     paper: &PAPER,
     figure: "Beyond the paper",
-    claim: "Of 100,000 requests at 5 % loss, duplication and reordering each is answered once, and those that must not be \
-            repeated are executed once",
+    claim: "Of 100,000 requests at 5 % loss, duplication and reordering each is answered once, and those that must not \
+            be repeated are executed once",
     published: "The paper has resends (§III-A) and does not measure that they do no harm.",
-    method: "Two hosts and an emulated link of 1 Gbit/s and 4 ms round trip that loses 5 % of all packets in each direction, \
-             duplicates 5 % and lets 5 % be overtaken, TCP's too. 100 clients with 20 requests each on their way; of ten \
-             requests one is a POST, five have short answers, three of 5,000 and one of 30,000 bytes. Every answer holds the \
-             number of its request. Nothing is cached: a server behind tidegate counts the POSTs that it executes. The \
-             clients' resend timers are 0.5 and 1 s instead of 5 and 10 s, so that the run ends within a minute.",
+    method: "Two hosts and an emulated link of 1 Gbit/s and 4 ms round trip that loses 5 % of all packets in each \
+             direction, duplicates 5 % and lets 5 % be overtaken, TCP's too. 100 clients with 20 requests each on \
+             their way; of ten requests one is a POST, five have short answers, three of 5,000 and one of 30,000 \
+             bytes. Every answer holds the number of its request. Nothing is cached: a server behind tidegate counts \
+             the POSTs that it executes. The clients' resend timers are 0.5 and 1 s instead of 5 and 10 s, so that the \
+             run ends within a minute.",
     run,
 };
 

@@ -18,13 +18,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "dhttp-peak",
     paper: &PAPER,
     figure: "Beyond the paper",
-    claim: "tidegate answers at least 3 times as many small cached requests per CPU-second by UDP as nginx over connections \
-            that are kept",
+    claim: "tidegate answers at least 3 times as many small cached requests per CPU-second by UDP as nginx over \
+            connections that are kept",
     published: "The paper compares DHTTP with the HTTP of the same server under SURGE, not the cost of one request.",
     method: "An object of 612 bytes in the cache of each. wrk asks nginx over 32 connections that are kept, without \
-             pipelining; a load of ours asks tidegate from 8 sockets with 32 requests each on their way, in batches. The \
-             server has one core, the load the other. Only server CPU per answered request is compared: batches make a \
-             difference to it, as they would with as many clients.",
+             pipelining; a load of ours asks tidegate from 8 sockets with 32 requests each on their way, in batches. \
+             The server has one core, the load the other. Only server CPU per answered request is compared: batches \
+             make a difference to it, as they would with as many clients.",
     run,
 };
 

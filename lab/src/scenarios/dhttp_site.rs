@@ -94,8 +94,8 @@ impl Site {
         let mut origin = None;
         match content {
             Content::Made => {
-                // Patience with an origin that shares its processors, and room for what is asked for again meanwhile: what is
-                // refused for overload is no fault of a link.
+                // Patience with an origin that shares its processors, and room for what is asked for again meanwhile:
+                // what is refused for overload is no fault of a link.
                 let _ = writeln!(
                     config,
                     "[[upstream]]\nname = \"site\"\nservers = [\"{ORIGIN}\"]\nconnect_timeout = \"60s\"\n\

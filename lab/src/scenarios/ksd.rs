@@ -12,11 +12,12 @@ use crate::{Error, Lab, Paper};
 pub(super) static PAPER: Paper = Paper {
     name: "ksd",
     title: "Kernel Mechanisms for Service Differentiation in Overloaded Web Servers (its §4 and §5)",
-    setting: "The paper's server and clients were seven machines and a switch, its mechanisms a module of AIX. Here two \
-              network namespaces of one unpatched Linux are joined by a pair of virtual interfaces: the server's, with \
-              tidegate's kernel programs on its interface, and the clients'. Where the server is to be the bottleneck it \
-              has a few workers, each of which is occupied by a request for a fixed time without using a processor: so \
-              its capacity is known and depends on nothing else that runs. Clients open a connection for each request.\n\n\
+    setting: "The paper's server and clients were seven machines and a switch, its mechanisms a module of AIX. Here \
+              two network namespaces of one unpatched Linux are joined by a pair of virtual interfaces: the server's, \
+              with tidegate's kernel programs on its interface, and the clients'. Where the server is to be the \
+              bottleneck it has a few workers, each of which is occupied by a request for a fixed time without using a \
+              processor: so its capacity is known and depends on nothing else that runs. Clients open a connection for \
+              each request.\n\n\
               Bounds are checked as ratios in which more is better; where a claim says \"at most\", the ratio is the \
               bound divided by what was measured.",
 };
@@ -74,8 +75,8 @@ pub(super) fn rates(asked: &[Asked]) -> Vec<f64> {
     asked.iter().map(Asked::rate).collect()
 }
 
-/// tidegate at the server's address before the workers on loopback, with these rules and nothing else that refuses: to the
-/// defence, many greedy clients of one address are an attacker.
+/// tidegate at the server's address before the workers on loopback, with these rules and nothing else that refuses: to
+/// the defence, many greedy clients of one address are an attacker.
 pub(super) fn behind_tidegate(
     lab: &Lab,
     folder: &Path,

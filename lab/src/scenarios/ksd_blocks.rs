@@ -22,13 +22,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "ksd-blocks",
     paper: &PAPER,
     figure: "Beyond the paper: a block list",
-    claim: "1,000,000 addresses are loaded in 3 s, and a packet from one of them costs at most 0.5 µs when nothing of it is \
-            in a cache",
+    claim: "1,000,000 addresses are loaded in 3 s, and a packet from one of them costs at most 0.5 µs when nothing of \
+            it is in a cache",
     published: "Nothing: the paper has no block list; the bounds are ours.",
-    method: "The kernel runs the program on frames from blocked addresses (BPF_PROG_TEST_RUN), each address once, in an \
-             order in which no two share a cache line. A run by itself costs more than a run among many: what it costs on \
-             one address again and again, one run each, is measured too, less what a run among many costs, and is taken \
-             off.",
+    method: "The kernel runs the program on frames from blocked addresses (BPF_PROG_TEST_RUN), each address once, in \
+             an order in which no two share a cache line. A run by itself costs more than a run among many: what it \
+             costs on one address again and again, one run each, is measured too, less what a run among many costs, \
+             and is taken off.",
     run,
 };
 

@@ -1,4 +1,5 @@
-//! Two classes by URL, as the load grows (§4.5, Figure 10): requests wait for an upstream in the order of their classes.
+//! Two classes by URL, as the load grows (§4.5, Figure 10): requests wait for an upstream in the order of their
+//! classes.
 
 use std::process::Command;
 use std::time::Duration;
@@ -23,13 +24,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "ksd-fig10",
     paper: &PAPER,
     figure: "Figure 10",
-    claim: "With two classes by URL the high one's response time stays within 20 % of its value alone, the low one is not \
-            served before it, and throughput is within 3 % of that without rules",
-    published: "The class with the low URL gets less, and almost nothing beyond 40 clients of the high one; throughput is \
-                slightly lower than with priorities by connection.",
-    method: "tidegate passes everything on to a server of 20 workers of 30 ms, at most 20 requests at once; what has to \
-             wait for that waits in the order of the rules' priorities. The same load runs without rules, the two taking \
-             turns twice. Clients of both classes come from the same network.",
+    claim: "With two classes by URL the high one's response time stays within 20 % of its value alone, the low one is \
+            not served before it, and throughput is within 3 % of that without rules",
+    published: "The class with the low URL gets less, and almost nothing beyond 40 clients of the high one; throughput \
+                is slightly lower than with priorities by connection.",
+    method: "tidegate passes everything on to a server of 20 workers of 30 ms, at most 20 requests at once; what has \
+             to wait for that waits in the order of the rules' priorities. The same load runs without rules, the two \
+             taking turns twice. Clients of both classes come from the same network.",
     run,
 };
 

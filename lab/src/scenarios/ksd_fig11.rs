@@ -42,13 +42,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
             itself within 10 s",
     published: "Throughput of an expensive CGI rises to 63 requests/s and then falls to 40; limited to 60/s it stays. \
                 Limiting it from 40 to 2 requests/s raises a preferred client from 1 to 650 KB/s.",
-    method: "Five workers need 80 ms for a dynamic request and 5 ms for any other: 62.5 dynamic requests/s. Clients ask at a \
-             given rate whatever comes back and wait one second: an answer that comes later is work for nobody, and that is \
-             how throughput collapses here (the paper's server ran out of memory). The rule is that of the paper, 60/s with \
-             burst 10, and resets what is beyond. The agent has no rule but two priorities and a latency of 150 ms for the \
-             preferred one; 125 dynamic requests/s come from the start, and it has found the critical point when for three \
-             seconds 80 % of it are answered in time. Figure 9: ten preferred clients beside 125 dynamic requests/s at three \
-             limits.",
+    method: "Five workers need 80 ms for a dynamic request and 5 ms for any other: 62.5 dynamic requests/s. Clients \
+             ask at a given rate whatever comes back and wait one second: an answer that comes later is work for \
+             nobody, and that is how throughput collapses here (the paper's server ran out of memory). The rule is \
+             that of the paper, 60/s with burst 10, and resets what is beyond. The agent has no rule but two \
+             priorities and a latency of 150 ms for the preferred one; 125 dynamic requests/s come from the start, and \
+             it has found the critical point when for three seconds 80 % of it are answered in time. Figure 9: ten \
+             preferred clients beside 125 dynamic requests/s at three limits.",
     run,
 };
 
@@ -233,8 +233,8 @@ fn outcome(rows: &[Row], preferred: &[(f64, f64)], agent: &Agent) -> Result<Outc
     let learning = curves(&seconds, &["dynamic, adapted"], |row| row.0, |row, _| row.1);
     let when = agent.found_s.map_or("never".to_owned(), |found_s| format!("after {found_s:.2} s"));
     let note = format!(
-        "at {:.0}/s without a rule {:.1}/s are answered, with it {:.1}/s (most {best:.1}/s); the agent found the critical \
-         point {when}, preferred clients then had a median of {:.0} ms",
+        "at {:.0}/s without a rule {:.1}/s are answered, with it {:.1}/s (most {best:.1}/s); the agent found the \
+         critical point {when}, preferred clients then had a median of {:.0} ms",
         last.offered, last.free, last.limited, agent.preferred_ms
     );
     Ok(Outcome {

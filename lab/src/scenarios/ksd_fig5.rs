@@ -22,19 +22,19 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "ksd-fig5",
     paper: &PAPER,
     figure: "Figure 5",
-    claim: "As 250 greedy clients are policed from 300 to 25 connections/s a host, the preferred client's throughput rises \
-            monotonically, and at 25/s it has at least 99 % of what it has alone",
-    published: "A client that replays a trace competes with five machines of 50 Webstone clients; without policing it has \
-                6 KB/s; from 300 to 25 requests/s it rises from 100 to 800 KB/s.",
+    claim: "As 250 greedy clients are policed from 300 to 25 connections/s a host, the preferred client's throughput \
+            rises monotonically, and at 25/s it has at least 99 % of what it has alone",
+    published: "A client that replays a trace competes with five machines of 50 Webstone clients; without policing it \
+                has 6 KB/s; from 300 to 25 requests/s it rises from 100 to 800 KB/s.",
     method: "The preferred host has two clients, five greedy hosts have 50 each; all ask for 8 KB as fast as they are \
-             answered, the greedy ones anew after 400 ms. The server has ten workers and 10 ms a request. Rates are per \
-             greedy host, as a rule with burst 5 for each. The lowest rate and the preferred clients alone take turns \
-             three times, and the medians are compared. Two neighbouring rates count as rising if the lower one gives at \
-             least 97 % of the higher one's throughput, which is what two runs of the same differ by. Greedy clients begin \
-             at any time within their patience. If all of them began at once, they would come back at once every 400 ms, and \
-             find all their buckets full: five bursts of five, at once, for ten workers, so that the preferred clients wait \
-             for a worker's 10 ms in each 400. That is shown as \"in step\" and is not judged: it is what a burst costs \
-             (Figure 6), not a rate.",
+             answered, the greedy ones anew after 400 ms. The server has ten workers and 10 ms a request. Rates are \
+             per greedy host, as a rule with burst 5 for each. The lowest rate and the preferred clients alone take \
+             turns three times, and the medians are compared. Two neighbouring rates count as rising if the lower one \
+             gives at least 97 % of the higher one's throughput, which is what two runs of the same differ by. Greedy \
+             clients begin at any time within their patience. If all of them began at once, they would come back at \
+             once every 400 ms, and find all their buckets full: five bursts of five, at once, for ten workers, so \
+             that the preferred clients wait for a worker's 10 ms in each 400. That is shown as \"in step\" and is not \
+             judged: it is what a burst costs (Figure 6), not a rate.",
     run,
 };
 

@@ -20,12 +20,12 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figure 6",
     claim: "A larger burst gives the policed client more of its rate and costs the preferred one throughput",
-    published: "With 50 connections/s and a burst from 5 to 50, the policed client goes from 36.6 to 47.7 connections/s, \
-                the preferred one from 140 to 79.",
-    method: "The policed client opens 50 to 80 connections together twice a second, times and sizes being the same in every \
-             run, and asks for dynamic content of 80 ms; 40 preferred clients ask for static content of 20 ms as fast as \
-             they are answered. The server has ten workers. Connections that are kept out are tried once: the clients' \
-             patience of 900 ms is less than the kernel's first retransmission.",
+    published: "With 50 connections/s and a burst from 5 to 50, the policed client goes from 36.6 to 47.7 \
+                connections/s, the preferred one from 140 to 79.",
+    method: "The policed client opens 50 to 80 connections together twice a second, times and sizes being the same in \
+             every run, and asks for dynamic content of 80 ms; 40 preferred clients ask for static content of 20 ms as \
+             fast as they are answered. The server has ten workers. Connections that are kept out are tried once: the \
+             clients' patience of 900 ms is less than the kernel's first retransmission.",
     run,
 };
 

@@ -21,11 +21,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     figure: "Figures 7 and 8",
     claim: "With a prioritized listen queue the high class's response time stays within 20 % of its value without the \
             other classes while those queue",
-    published: "Three classes with equally many clients, 50 server processes: with more than 30 clients a class only the \
-                high one is served; its response time grows sub-linearly, that of the others exponentially.",
+    published: "Three classes with equally many clients, 50 server processes: with more than 30 clients a class only \
+                the high one is served; its response time grows sub-linearly, that of the others exponentially.",
     method: "Each class has a network of clients and an accept queue of its own; 20 workers of 30 ms accept from the \
-             highest that has a connection. At each number of clients the high class is measured alone and beside the two \
-             others; the median response times are compared.",
+             highest that has a connection. At each number of clients the high class is measured alone and beside the \
+             two others; the median response times are compared.",
     run,
 };
 
@@ -78,6 +78,28 @@ fn outcome(rows: &[Row]) -> Result<Outcome, Error> {
         ratio: (last.classes[0].rate() / last.classes[2].rate()).min(1e6),
         at_least: 5.0,
     });
+    let (raw, summary) = tables(rows);
+    let x = |row: &Row| row.clients as f64;
+    let throughput = curves(rows, &CLASSES, x, |row, class| row.classes[class].rate());
+    let times = curves(rows, &["high", "medium", "low", "high alone"], x, |row, class| {
+        row.classes.get(class).unwrap_or(&row.alone).median_ms()
+    });
+    Ok(Outcome {
+        raw,
+        summary,
+        plots: vec![
+            (None, plot("Prioritized listen queue", "clients a class", "requests/s", throughput)),
+            (
+                Some("times"),
+                plot("Prioritized listen queue", "clients a class", "median response time, ms", times),
+            ),
+        ],
+        verdict: Verdict::of(&checks),
+        servers: Vec::new(),
+    })
+}
+
+fn tables(rows: &[Row]) -> (Table, Table) {
     let mut raw = Table::new(["clients_per_class", "class", "answered_per_s", "median_ms", "mean_ms"]);
     let mut summary = Table::new([
         "clients a class",
@@ -113,24 +135,7 @@ fn outcome(rows: &[Row]) -> Result<Outcome, Error> {
             text(low.rate()),
         ]);
     }
-    let x = |row: &Row| row.clients as f64;
-    let throughput = curves(rows, &CLASSES, x, |row, class| row.classes[class].rate());
-    let times = curves(rows, &["high", "medium", "low", "high alone"], x, |row, class| {
-        row.classes.get(class).unwrap_or(&row.alone).median_ms()
-    });
-    Ok(Outcome {
-        raw,
-        summary,
-        plots: vec![
-            (None, plot("Prioritized listen queue", "clients a class", "requests/s", throughput)),
-            (
-                Some("times"),
-                plot("Prioritized listen queue", "clients a class", "median response time, ms", times),
-            ),
-        ],
-        verdict: Verdict::of(&checks),
-        servers: Vec::new(),
-    })
+    (raw, summary)
 }
 
 #[cfg(test)]

@@ -35,13 +35,14 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "ksd-flood",
     paper: &PAPER,
     figure: "Beyond the paper: a SYN flood",
-    claim: "While SYNs come from 1,000,000 addresses, 200,000/s or what the machine sends, good clients keep at least 90 % of \
-            their throughput and the kernel's memory does not grow",
+    claim: "While SYNs come from 1,000,000 addresses, 200,000/s or what the machine sends, good clients keep at least \
+            90 % of their throughput and the kernel's memory does not grow",
     published: "Nothing: the paper's clients have few addresses; the bounds are ours.",
-    method: "Good clients open 400 connections/s whatever comes back and give up after a second; a rule lets their network in, \
-             another gives all strangers together 1,000 connections/s. A raw socket sends SYNs from 1,000,000 addresses in \
-             turn, sharing a core with the good clients. The kernel's memory is its slab, per-CPU and page-table memory; \
-             16 MB more count as none. Without the gate the kernel answers with SYN cookies.",
+    method: "Good clients open 400 connections/s whatever comes back and give up after a second; a rule lets their \
+             network in, another gives all strangers together 1,000 connections/s. A raw socket sends SYNs from \
+             1,000,000 addresses in turn, sharing a core with the good clients. The kernel's memory is its slab, \
+             per-CPU and page-table memory; 16 MB more count as none. Without the gate the kernel answers with SYN \
+             cookies.",
     run,
 };
 
@@ -111,8 +112,33 @@ fn kernel_mb() -> Result<f64, Error> {
 
 fn outcome(phases: &[Phase]) -> Result<Outcome, Error> {
     let [alone, _, bare, guarded] = phases else { return Err(Error::Nothing("the load")) };
+    let (raw, summary) = tables(phases);
+    let note = format!(
+        "{:.0} SYNs/s were sent; without the gate good clients keep {:.0} % at {:.0} SYNs/s",
+        guarded.sent.rate(),
+        bare.good.rate() / alone.good.rate() * 100.0,
+        bare.sent.rate()
+    );
+    let plot = Plot {
+        title: "SYNs from 1,000,000 addresses".into(),
+        x: "seconds".into(),
+        x_log: false,
+        y: "good requests answered/s".into(),
+        series: PHASES.iter().zip(phases).map(|(name, phase)| curve(name, phase)).collect(),
+    };
+    Ok(Outcome {
+        raw,
+        summary,
+        plots: vec![(None, plot)],
+        verdict: Verdict::of(&checks(alone, guarded)).noting(&note),
+        servers: Vec::new(),
+    })
+}
+
+/// That with the gate good clients keep their throughput in a flood, and the kernel its memory.
+fn checks(alone: &Phase, guarded: &Phase) -> [Check; 2] {
     let grown = guarded.memory_mb.1 - guarded.memory_mb.0;
-    let checks = [
+    [
         Check {
             what: "good clients' throughput in the flood to that without".into(),
             ratio: guarded.good.rate() / alone.good.rate(),
@@ -123,7 +149,10 @@ fn outcome(phases: &[Phase]) -> Result<Outcome, Error> {
             ratio: GROWTH_MB / grown.max(1.0),
             at_least: 1.0,
         },
-    ];
+    ]
+}
+
+fn tables(phases: &[Phase]) -> (Table, Table) {
     let mut raw = Table::new([
         "phase",
         "syns_per_s",
@@ -153,37 +182,20 @@ fn outcome(phases: &[Phase]) -> Result<Outcome, Error> {
             format!("{before:.0} → {after:.0}"),
         ]);
     }
-    let curve = |name: &str, phase: &Phase| {
-        let second = |second: u32| {
-            let within = phase
-                .good
-                .answered_at_s
-                .iter()
-                .filter(|at| (f64::from(second)..f64::from(second) + 1.0).contains(*at));
-            Point::exact(f64::from(second), within.count() as f64)
-        };
-        Series { name: name.into(), points: (0..phase.good.seconds.ceil() as u32).map(second).collect() }
+    (raw, summary)
+}
+
+/// Good requests answered in each second of a phase.
+fn curve(name: &str, phase: &Phase) -> Series {
+    let second = |second: u32| {
+        let within = phase
+            .good
+            .answered_at_s
+            .iter()
+            .filter(|at| (f64::from(second)..f64::from(second) + 1.0).contains(*at));
+        Point::exact(f64::from(second), within.count() as f64)
     };
-    let plot = Plot {
-        title: "SYNs from 1,000,000 addresses".into(),
-        x: "seconds".into(),
-        x_log: false,
-        y: "good requests answered/s".into(),
-        series: PHASES.iter().zip(phases).map(|(name, phase)| curve(name, phase)).collect(),
-    };
-    let note = format!(
-        "{:.0} SYNs/s were sent; without the gate good clients keep {:.0} % at {:.0} SYNs/s",
-        guarded.sent.rate(),
-        bare.good.rate() / alone.good.rate() * 100.0,
-        bare.sent.rate()
-    );
-    Ok(Outcome {
-        raw,
-        summary,
-        plots: vec![(None, plot)],
-        verdict: Verdict::of(&checks).noting(&note),
-        servers: Vec::new(),
-    })
+    Series { name: name.into(), points: (0..phase.good.seconds.ceil() as u32).map(second).collect() }
 }
 
 #[cfg(test)]

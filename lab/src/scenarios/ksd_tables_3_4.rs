@@ -22,15 +22,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Tables 3 and 4",
     claim: "With the high class limited no class starves, and limited classes get within 5 % of their configured rates",
-    published: "Unlimited, the high class takes 381 connections/s and the others nothing; limited to 300 or 200 it leaves \
-                78.6 and 4.1, or 180 and 13. By URL: 61.7 and 0; limited to 30 or 10 requests/s, 29.0 and 10.2, or 10.1 \
-                and 117.",
-    method: "Table 3: 150 high-priority clients on three hosts, 30 of medium and 30 of low priority, an accept queue for each \
-             class before 20 workers of 50 ms; the medium class is limited to 60/s where the high one is limited. Clients \
-             that are kept out try anew after 200 ms. Table 4: tidegate with kernel programs passes on at most 20 requests \
-             at once; 40 clients ask for dynamic content of 100 ms with the higher priority, 60 for static content of \
-             50 ms; requests beyond the rate are reset at TC. A class starves if it gets less than half of what its limits \
-             and those above leave to it.",
+    published: "Unlimited, the high class takes 381 connections/s and the others nothing; limited to 300 or 200 it \
+                leaves 78.6 and 4.1, or 180 and 13. By URL: 61.7 and 0; limited to 30 or 10 requests/s, 29.0 and 10.2, \
+                or 10.1 and 117.",
+    method: "Table 3: 150 high-priority clients on three hosts, 30 of medium and 30 of low priority, an accept queue \
+             for each class before 20 workers of 50 ms; the medium class is limited to 60/s where the high one is \
+             limited. Clients that are kept out try anew after 200 ms. Table 4: tidegate with kernel programs passes \
+             on at most 20 requests at once; 40 clients ask for dynamic content of 100 ms with the higher priority, 60 \
+             for static content of 50 ms; requests beyond the rate are reset at TC. A class starves if it gets less \
+             than half of what its limits and those above leave to it.",
     run,
 };
 

@@ -27,18 +27,18 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "ksd-tables-5-6",
     paper: &PAPER,
     figure: "Tables 5 and 6",
-    claim: "With 1, 3 and 4,000 rules SYN policing costs at most 0.15 µs a packet and matching a URL at most 0.25 µs; \
-            matching a cookie costs at most 0.8 µs",
-    published: "SYN policing costs 7.9 µs a connection with three rules, classification and priority 4.8 µs more, parsing a \
-                URL 2.2 to 5.0 µs by its length.",
-    method: "The kernel runs the programs on a frame (BPF_PROG_TEST_RUN) many times and gives the mean of a run, its own \
-             cost included; so the first rows are what every packet of the kind costs. The \
+    claim: "With 1, 3 and 4,000 rules SYN policing costs at most 0.15 µs a packet and matching a URL at most 0.25 \
+            µs; matching a cookie costs at most 0.8 µs",
+    published: "SYN policing costs 7.9 µs a connection with three rules, classification and priority 4.8 µs more, \
+                parsing a URL 2.2 to 5.0 µs by its length.",
+    method: "The kernel runs the programs on a frame (BPF_PROG_TEST_RUN) many times and gives the mean of a run, its \
+             own cost included; so the first rows are what every packet of the kind costs. The \
              cases take turns five times, and the median of all runs counts. Every rule has a token bucket that \
-             never runs out, but for requests that are refused: theirs is empty. Requests are the next segment of a connection of the \
-             kernel's TCP: before one costs tokens, its socket is looked up. For each request that is refused that is done \
-             anew, as for the first of a connection. A request policed, whose frame comes again and again, is a \
-             retransmission four times of five, which takes no token, and the fifth time in the window of one that fitted. The \
-             request has three cookies, of which one is that of a rule.",
+             never runs out, but for requests that are refused: theirs is empty. Requests are the next segment of a \
+             connection of the kernel's TCP: before one costs tokens, its socket is looked up. For each request that \
+             is refused that is done anew, as for the first of a connection. A request policed, whose frame comes \
+             again and again, is a retransmission four times of five, which takes no token, and the fifth time in the \
+             window of one that fitted. The request has three cookies, of which one is that of a rule.",
     run,
 };
 

@@ -135,7 +135,8 @@ pub const ALL: &[&Scenario] = &[
     &defence_costs::MEMORY,
 ];
 
-/// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every one.
+/// The scenarios of these names or of the papers of these names, each once, in the order of [`ALL`]; `all` is every
+/// one.
 ///
 /// # Errors
 /// [`Error::Usage`] with the nearest name, if there is no such name.

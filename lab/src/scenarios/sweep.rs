@@ -78,8 +78,8 @@ impl Sweep<'_> {
         Ok(Samples { samples, servers: servers.versions() })
     }
 
-    /// Opens the connections to one server, once more if one broke: thousands of clients that connect at once can overflow
-    /// what the kernel keeps for a server. A server that fails again fails the scenario.
+    /// Opens the connections to one server, once more if one broke: thousands of clients that connect at once can
+    /// overflow what the kernel keeps for a server. A server that fails again fails the scenario.
     fn establish(&self, servers: &Servers, index: usize, connections: u32) -> Result<Load, Error> {
         let address = servers.peers()[index].address();
         let established = || {

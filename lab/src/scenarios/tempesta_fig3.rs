@@ -25,17 +25,18 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "tempesta-fig3",
     paper: &PAPER,
     figure: "Figure 3",
-    claim: "While 20,000 connections are established and each sends, tidegate is at most 15 % behind a bare epoll server in connections per CPU-second",
+    claim: "While 20,000 connections are established and each sends, tidegate is at most 15 % behind a bare epoll \
+            server in connections per CPU-second",
     published: "A client establishes 20,000 connections and sends 64-byte messages on each from the moment it is \
                 established: with synchronous sockets it takes less than 2 s, with kernel sockets over 9 s, with \
                 user-space sockets longer.",
-    method: "Every connection sends 20 requests of 64 bytes, one after the other, from the moment it is established, and \
-             stays open: so the work is the same for every server, and server CPU per connection comprises its 20 \
+    method: "Every connection sends 20 requests of 64 bytes, one after the other, from the moment it is established, \
+             and stays open: so the work is the same for every server, and server CPU per connection comprises its 20 \
              requests. A connection counts as established when its first answer has come, which takes the server's \
              accept; the kernel alone completes the handshake. At most 256 connections wait for their first answer at \
-             once. A server process holds all connections; where its limit on descriptors does not allow for 20,000, there \
-             are 200 fewer than that limit. The load is two processes on one core, with 250 connections from each of 80 \
-             addresses. The curve is that of the round in the middle.",
+             once. A server process holds all connections; where its limit on descriptors does not allow for 20,000, \
+             there are 200 fewer than that limit. The load is two processes on one core, with 250 connections from \
+             each of 80 addresses. The curve is that of the round in the middle.",
     run,
 };
 

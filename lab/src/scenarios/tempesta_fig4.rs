@@ -16,12 +16,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "tempesta-fig4",
     paper: &PAPER,
     figure: "Figure 4",
-    claim: "From 32 to 20,000 connections tidegate is at most 15 % behind a bare epoll server in requests per CPU-second",
+    claim: "From 32 to 20,000 connections tidegate is at most 15 % behind a bare epoll server in requests per \
+            CPU-second",
     published: "Messages of 64 bytes on 32 to 20,000 connections to one server core: synchronous sockets stay \
                 nearly level (3.36 million messages/s at 20,000 connections), kernel and user-space sockets fall.",
-    method: "Every connection has one request of 64 bytes under way, which is answered with a body of 64 bytes. A server \
-             process holds all connections; where its limit on descriptors does not allow for 20,000, the last point lies \
-             200 below that limit.",
+    method: "Every connection has one request of 64 bytes under way, which is answered with a body of 64 bytes. A \
+             server process holds all connections; where its limit on descriptors does not allow for 20,000, the last \
+             point lies 200 below that limit.",
     run,
 };
 

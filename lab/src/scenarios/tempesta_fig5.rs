@@ -25,11 +25,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     published: "A million runs over a request of 1,381 bytes in the cache of the processor: the hybrid state machine \
                 takes 4,541 ms for the header lines and 2,910 ms for the request line, the switch-driven one of nginx \
                 6,101 ms and 5,378 ms.",
-    method: "Whole heads instead of single functions, in turn in batches on one core, with the request in the processor's \
-             cache. What counts is the processor time of the thread. httparse is the parser that most Rust servers use, \
-             here in both of its forms. tidegate's also recognizes known field names, and checks Host, framing and \
-             limits, all of which httparse leaves to others. Finding the ends of lines is the limit: the least that \
-             reading a head takes.",
+    method: "Whole heads instead of single functions, in turn in batches on one core, with the request in the \
+             processor's cache. What counts is the processor time of the thread. httparse is the parser that most Rust \
+             servers use, here in both of its forms. tidegate's also recognizes known field names, and checks Host, \
+             framing and limits, all of which httparse leaves to others. Finding the ends of lines is the limit: the \
+             least that reading a head takes.",
     run,
 };
 

@@ -20,12 +20,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "tempesta-fig6",
     paper: &PAPER,
     figure: "Figure 6",
-    claim: "At 32, 512 and 10,000 connections tidegate serves a cached 612-byte page with at least 1.6 times nginx's requests per CPU-second",
+    claim: "At 32, 512 and 10,000 connections tidegate serves a cached 612-byte page with at least 1.6 times nginx's \
+            requests per CPU-second",
     published: "A page of 612 bytes from the cache: Tempesta reaches 552,000 requests/s at 32 connections and nginx at \
                 most 116,000, at 128 connections; with 512 nginx has fallen to 79,300.",
-    method: "nginx at its best: one worker, sendfile, open files cached, no log, tcp_nodelay; tcp_nopush off, which costs \
-             system calls on small files. The load is this program's own instead of siege, which has a thread for each \
-             connection. Every server answers 1,000 requests before each measurement, as in the paper.",
+    method: "nginx at its best: one worker, sendfile, open files cached, no log, tcp_nodelay; tcp_nopush off, which \
+             costs system calls on small files. The load is this program's own instead of siege, which has a thread \
+             for each connection. Every server answers 1,000 requests before each measurement, as in the paper.",
     run,
 };
 

@@ -11,15 +11,16 @@ use crate::{Error, Lab, Paper};
 pub(super) static PAPER: Paper = Paper {
     name: "trickles",
     title: "Trickles: A Stateless Network Stack (its §6)",
-    setting: "The paper's machines were joined by a 100 Mbit/s or 1 Gbit/s switch and dummynet; its Trickles and its TCP were \
-              both in the kernel. Here both hosts are network namespaces of one machine, and a program between two TUN \
-              devices is the link: rate, delay, loss and a queue of one bandwidth-delay product, to which every packet comes after a \
-              wait by chance of up to one packet's time (Figure 13 says its own); segments leave one by one. Link, server and clients have real-time \
-              priority, as the kernel's TCP has that answers in the link's thread (decision 14). The server is one tidegate \
-              with one worker, which serves the same files over Trickles (in UDP datagrams) and over the kernel's TCP, with \
-              Reno's congestion control as in the paper; clients of both kinds are tasks of one process. Clients compare \
-              every byte with what it must be. Headers are in the link's rate: of 1500 bytes a packet of \
-              Trickles has 1404 for content and one of TCP 1448, so that at a full link 0.97 of TCP's content is parity.",
+    setting: "The paper's machines were joined by a 100 Mbit/s or 1 Gbit/s switch and dummynet; its Trickles and its \
+              TCP were both in the kernel. Here both hosts are network namespaces of one machine, and a program \
+              between two TUN devices is the link: rate, delay, loss and a queue of one bandwidth-delay product, to \
+              which every packet comes after a wait by chance of up to one packet's time (Figure 13 says its own); \
+              segments leave one by one. Link, server and clients have real-time priority, as the kernel's TCP has \
+              that answers in the link's thread (decision 14). The server is one tidegate with one worker, which \
+              serves the same files over Trickles (in UDP datagrams) and over the kernel's TCP, with Reno's congestion \
+              control as in the paper; clients of both kinds are tasks of one process. Clients compare every byte with \
+              what it must be. Headers are in the link's rate: of 1500 bytes a packet of Trickles has 1404 for content \
+              and one of TCP 1448, so that at a full link 0.97 of TCP's content is parity.",
 };
 
 /// Two hosts with a server that both carriers reach.

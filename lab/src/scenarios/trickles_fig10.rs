@@ -8,8 +8,8 @@ use crate::transfer::{Carrier, block_on, fetch};
 use crate::verdict::{Check, Verdict};
 use crate::{Error, Lab, Outcome, Scenario};
 
-/// Objects up to this size, which the first flight to an unproved address holds, must be faster than by TCP, larger ones
-/// within 5 %.
+/// Objects up to this size, which the first flight to an unproved address holds, must be faster than by TCP, larger
+/// ones within 5 %.
 const SMALL_BYTES: u64 = 4_000;
 
 pub(super) const SCENARIO: Scenario = Scenario {
@@ -17,11 +17,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figure 10",
     claim: "On an idle link objects up to 4 kB arrive sooner than by TCP, larger ones within 5 % of TCP's time",
-    published: "Throughput of one client against the object's size: Trickles is faster below about 5 kB, since the request \
-                travels in the first packet, and even with TCP above.",
-    method: "A 100 Mbit/s link with 10 ms round trip and nobody else. Each transfer opens a connection of its own; its time \
-             runs from there to the last byte. Carriers alternate. An address that has proved nothing is sent three packets \
-             at most, which hold 4 kB; what is longer takes as many round trips as by TCP.",
+    published: "Throughput of one client against the object's size: Trickles is faster below about 5 kB, since the \
+                request travels in the first packet, and even with TCP above.",
+    method: "A 100 Mbit/s link with 10 ms round trip and nobody else. Each transfer opens a connection of its own; its \
+             time runs from there to the last byte. Carriers alternate. An address that has proved nothing is sent \
+             three packets at most, which hold 4 kB; what is longer takes as many round trips as by TCP.",
     run,
 };
 

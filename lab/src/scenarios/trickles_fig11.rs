@@ -35,15 +35,16 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figure 11",
     claim: "A server's memory is the same within 1 MiB with 1 and with 100,000 connections in the middle of a transfer",
-    published: "The server's memory against the number of connections: constant for Trickles, growing for TCP until memory \
-                is used up at about 10,000.",
-    method: "Each connection asks for a 20 kB file, takes its first packets, and is left open there; over TCP the rest waits at the \
-             server, for the client has little room. Trickles' connections come from 1,000 addresses, each with a port and a \
-             socket. Memory is the server's anonymous and shared resident memory, and what the kernel holds for the server's \
-             sockets to receive, to send and in reserve (ss -m). Beside it stand the kernel's pages for all sockets of the kind, \
-             the clients' and other programs' among them (/proc/net/sockstat, UDP or TCP); of those each processor may keep up to \
-             1 MiB uncounted. UDP clients take all that was sent to them before anything is counted. The server is warmed by \
-             1,000 connections first. TCP connections end where a process may have no more descriptors.",
+    published: "The server's memory against the number of connections: constant for Trickles, growing for TCP until \
+                memory is used up at about 10,000.",
+    method: "Each connection asks for a 20 kB file, takes its first packets, and is left open there; over TCP the rest \
+             waits at the server, for the client has little room. Trickles' connections come from 1,000 addresses, \
+             each with a port and a socket. Memory is the server's anonymous and shared resident memory, and what the \
+             kernel holds for the server's sockets to receive, to send and in reserve (ss -m). Beside it stand the \
+             kernel's pages for all sockets of the kind, the clients' and other programs' among them \
+             (/proc/net/sockstat, UDP or TCP); of those each processor may keep up to 1 MiB uncounted. UDP clients \
+             take all that was sent to them before anything is counted. The server is warmed by 1,000 connections \
+             first. TCP connections end where a process may have no more descriptors.",
     run,
 };
 
@@ -286,8 +287,8 @@ fn own_bytes(carrier: Carrier, server: SocketAddr) -> Result<u64, Error> {
     }
 }
 
-/// What a line of `ss -m` says: `skmem:(r0,rb212992,t0,tb212992,f0,w0,o0,bl0,d0)`; r is received, w to be sent, f reserved,
-/// o options, bl backlog.
+/// What a line of `ss -m` says: `skmem:(r0,rb212992,t0,tb212992,f0,w0,o0,bl0,d0)`; r is received, w to be sent, f
+/// reserved, o options, bl backlog.
 fn held_bytes(line: &str) -> Option<u64> {
     let (_, fields) = line.split_once("skmem:(")?;
     let fields = fields.split(')').next()?.split(',');

@@ -13,14 +13,15 @@ use crate::{Error, Lab, Outcome, Scenario};
 
 /// Long enough that flows do not end meanwhile.
 const OBJECT_BYTES: u64 = 200_000_000;
-/// Packets in whose time on the link each waits by chance: 1 ms of a round trip of 20 ms on the whole link. A server in user
-/// space answers one request after the other, and what it sends comes to a full queue spaced out, where the kernel sends at the
-/// moment of each acknowledgement and loses more. A packet's time is too short a wait to hide that (decision 14).
+/// Packets in whose time on the link each waits by chance: 1 ms of a round trip of 20 ms on the whole link. A server in
+/// user space answers one request after the other, and what it sends comes to a full queue spaced out, where the kernel
+/// sends at the moment of each acknowledgement and loses more. A packet's time is too short a wait to hide that
+/// (decision 14).
 const CHANCE_WAIT_PACKETS: u32 = 8;
 /// Round trip without queues.
 const ROUND_TRIP: Duration = Duration::from_millis(20);
-/// Two flows alone on the whole link halve their windows every few seconds, and seconds of one pair say nothing. So there are
-/// this many pairs, each on a link of its own.
+/// Two flows alone on the whole link halve their windows every few seconds, and seconds of one pair say nothing. So
+/// there are this many pairs, each on a link of its own.
 const PAIRS: usize = 8;
 /// The rate of those links, of the whole one's.
 const PAIR_SHARE: u64 = 4;
@@ -62,12 +63,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     figure: "Figure 13",
     claim: "Beside as many TCP Reno flows a Trickles flow gets within 10 % of what a TCP flow gets",
     published: "Throughput of Trickles flows beside TCP flows at one bottleneck: they share it about equally.",
-    method: "A 100 Mbit/s link with 20 ms round trip, shared by as many flows of the one kind as of the other. What the flows \
-             of a kind get is summed up and compared; packets of Trickles hold less content, \
-             0.97 of TCP's, and Reno counts packets. One flow of each kind is measured eight times at once, on links of a quarter of the rate each: \
-             two flows alone lose seldom. On either way every packet waits by chance for up to the time of eight packets, in \
-             order within its flow: a server in user space spaces its packets out, and where a full queue drops what comes at \
-             one moment that alone is worth a fifth of the rate, and more where flows are few (decision 14).",
+    method: "A 100 Mbit/s link with 20 ms round trip, shared by as many flows of the one kind as of the other. What \
+             the flows of a kind get is summed up and compared; packets of Trickles hold less content, \
+             0.97 of TCP's, and Reno counts packets. One flow of each kind is measured eight times at once, on links \
+             of a quarter of the rate each: two flows alone lose seldom. On either way every packet waits by chance \
+             for up to the time of eight packets, in order within its flow: a server in user space spaces its packets \
+             out, and where a full queue drops what comes at one moment that alone is worth a fifth of the rate, and \
+             more where flows are few (decision 14).",
     run,
 };
 

@@ -24,11 +24,11 @@ pub(super) const SCENARIO: Scenario = Scenario {
     paper: &PAPER,
     figure: "Figure 14",
     claim: "Objects of 20 kB and 250 kB that are asked for at once arrive within 5 % of the time that TCP takes",
-    published: "Throughput of pipelined requests for small and larger objects: with parallel requests over sparse sequence \
-                numbers Trickles reaches TCP.",
-    method: "A 100 Mbit/s link with 10 ms round trip. One connection, 150 objects of 20 kB or 30 of 250 kB, all asked for at \
-             the start: by TCP and by Trickles pipelined on one stream, and by Trickles as parallel requests, each in a \
-             region of sequence numbers of its own that a SKIP ends.",
+    published: "Throughput of pipelined requests for small and larger objects: with parallel requests over sparse \
+                sequence numbers Trickles reaches TCP.",
+    method: "A 100 Mbit/s link with 10 ms round trip. One connection, 150 objects of 20 kB or 30 of 250 kB, all asked \
+             for at the start: by TCP and by Trickles pipelined on one stream, and by Trickles as parallel requests, \
+             each in a region of sequence numbers of its own that a SKIP ends.",
     run,
 };
 
@@ -48,26 +48,13 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
     let rounds = lab.choose(11, 2);
     let lengths = OBJECTS.map(|(bytes, _)| bytes);
     let bench = Bench::new(lab, &lengths, vec![Profile::clean(RATE, ROUND_TRIP)])?;
-    let server = bench.server.address();
     let mut raw = Table::new(["bytes", "round", "way", "ms"]);
     let mut summary = Table::new(["objects", "way", "ms", "Mbit/s", "TCP's time by this"]);
     let mut series = WAYS.map(|(_, _, label)| (label.to_owned(), Vec::new()));
     let mut checks = Vec::new();
     for (step, (bytes, objects)) in OBJECTS.into_iter().enumerate() {
         lab.progress(step + 1, OBJECTS.len(), &format!("{objects} objects of {} bytes", thousands(bytes)));
-        let times = bench.hosts.run(Side::Client, || {
-            block_on(async {
-                let mut times = Vec::new();
-                for _ in 0..rounds {
-                    let mut round = [0.0; WAYS.len()];
-                    for (ms, (way, ..)) in round.iter_mut().zip(WAYS) {
-                        *ms = fetch_all(way, server, bytes, objects).await?.as_secs_f64() * 1e3;
-                    }
-                    times.push(round);
-                }
-                Ok(times)
-            })
-        })?;
+        let times = measure(&bench, bytes, objects, rounds)?;
         for (index, (way, name, label)) in WAYS.into_iter().enumerate() {
             for (round, ways) in times.iter().enumerate() {
                 raw.row([
@@ -109,6 +96,29 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         )],
         verdict: Verdict::of(&checks),
         servers: Vec::new(),
+    })
+}
+
+/// Milliseconds that each way takes in each round.
+fn measure(
+    bench: &Bench,
+    bytes: u64,
+    objects: usize,
+    rounds: usize,
+) -> Result<Vec<[f64; WAYS.len()]>, Error> {
+    let server = bench.server.address();
+    bench.hosts.run(Side::Client, || {
+        block_on(async {
+            let mut times = Vec::new();
+            for _ in 0..rounds {
+                let mut round = [0.0; WAYS.len()];
+                for (ms, (way, ..)) in round.iter_mut().zip(WAYS) {
+                    *ms = fetch_all(way, server, bytes, objects).await?.as_secs_f64() * 1e3;
+                }
+                times.push(round);
+            }
+            Ok(times)
+        })
     })
 }
 

@@ -6,9 +6,10 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use super::trickles::{Bench, PAPER, RATE, plot};
+use super::trickles::{Bench, PAPER, RATE, plot, spread};
 use crate::link::{Hosts, OTHER_SERVER, Profile, SERVER, Side, client_address};
 use crate::plot::Point;
+use crate::stats::Spread;
 use crate::table::Table;
 use crate::transfer::{Carrier, Replica, block_on, fetch};
 use crate::verdict::{Check, Verdict};
@@ -34,19 +35,20 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig16",
     paper: &PAPER,
     figure: "Figure 16",
-    claim: "When its server is killed and restarted, or another takes its place, a transfer goes on with no byte lost within two round trips or one timeout, whichever is longer",
-    published: "Sequence number against time with a server that fails over to another: the Trickles transfer stops for a moment \
-                and goes on; a TCP connection is lost.",
-    method: "A 100 Mbit/s link with 20 ms round trip. The server gets SIGKILL after 0.7 s. Another replica on the same host, which \
-             the client knows, takes over at once: the host's kernel says that the first one's port is closed. Or the same \
-             server is started again. Or its host vanishes, so that nothing says anything, and a replica at another address \
-             is there: the client learns of it by a timeout alone. The pause is the longest between two arrivals of content \
-             after the kill. Recovery is the pause, less the time in it in which no server ran, less one round trip: the \
-             client waits one timeout from the last packet on, and then for the answer of the server that it asks. The round \
-             trip is measured before, by transfers of 100 bytes. The timeout is 200 ms, RFC 6298's with the floor that both ends \
-             have; up to 1 ms more is allowed for waking up, and as no round trip is like another. The longest of all \
-             rounds counts. A client's program begins again, at the next server, when a transfer fails or nothing comes for \
-             1 s; TCP's has to.",
+    claim: "When its server is killed and restarted, or another takes its place, a transfer goes on with no byte lost \
+            within two round trips or one timeout, whichever is longer",
+    published: "Sequence number against time with a server that fails over to another: the Trickles transfer stops for \
+                a moment and goes on; a TCP connection is lost.",
+    method: "A 100 Mbit/s link with 20 ms round trip. The server gets SIGKILL after 0.7 s. Another replica on the same \
+             host, which the client knows, takes over at once: the host's kernel says that the first one's port is \
+             closed. Or the same server is started again. Or its host vanishes, so that nothing says anything, and a \
+             replica at another address is there: the client learns of it by a timeout alone. The pause is the longest \
+             between two arrivals of content after the kill. Recovery is the pause, less the time in it in which no \
+             server ran, less one round trip: the client waits one timeout from the last packet on, and then for the \
+             answer of the server that it asks. The round trip is measured before, by transfers of 100 bytes. The \
+             timeout is 200 ms, RFC 6298's with the floor that both ends have; up to 1 ms more is allowed for waking \
+             up, and as no round trip is like another. The longest of all rounds counts. A client's program begins \
+             again, at the next server, when a transfer fails or nothing comes for 1 s; TCP's has to.",
     run,
 };
 
@@ -62,16 +64,33 @@ enum Then {
     Silent,
 }
 
+/// A carrier, what happens after its server is killed, and what came of that in each round.
+struct Case {
+    name: &'static str,
+    carrier: Carrier,
+    crashes: Vec<Crash>,
+}
+
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     let bytes = lab.choose(20_000_000, 14_000_000);
     let rounds = lab.choose(3, 1);
-    let cases = [
+    let kinds = [
         ("Trickles, replaced", Carrier::Trickles, Then::Replaced),
         ("Trickles, restarted", Carrier::Trickles, Then::Restarted),
         ("Trickles, host vanished", Carrier::Trickles, Then::Silent),
         ("TCP Reno, another server", Carrier::Tcp, Then::Replaced),
         ("TCP Reno, host vanished", Carrier::Tcp, Then::Silent),
     ];
+    let mut cases = Vec::new();
+    for (step, (name, carrier, then)) in kinds.into_iter().enumerate() {
+        lab.progress(step + 1, kinds.len(), name);
+        let crashes = (0..rounds).map(|_| crash(lab, carrier, then, bytes)).collect::<Result<_, _>>()?;
+        cases.push(Case { name, carrier, crashes });
+    }
+    outcome(&cases, bytes)
+}
+
+fn outcome(cases: &[Case], bytes: u64) -> Result<Outcome, Error> {
     let mut raw = Table::new(["case", "round", "ms", "bytes"]);
     let mut summary = Table::new([
         "case",
@@ -82,57 +101,29 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         "requests of the client's program",
         "bytes that came again",
     ]);
-    let mut series = Vec::new();
-    let mut checks = Vec::new();
-    for (step, (name, carrier, then)) in cases.into_iter().enumerate() {
-        lab.progress(step + 1, cases.len(), name);
-        let mut crashes = Vec::new();
-        for round in 0..rounds {
-            let outcome = crash(lab, carrier, then, bytes)?;
-            let mut points = Vec::new();
-            let mut next = Duration::ZERO;
-            for (at, bytes) in &outcome.fetched.arrivals {
-                if *at >= next {
-                    next = *at + STEP;
-                    let ms = at.as_secs_f64() * 1e3;
-                    raw.row([name.into(), (round + 1).to_string(), format!("{ms:.1}"), bytes.to_string()]);
-                    points.push(Point::exact(ms, *bytes as f64 / 1e6));
-                }
+    let (mut series, mut checks) = (Vec::new(), Vec::new());
+    for case in cases {
+        for (round, crash) in (1..).zip(&case.crashes) {
+            let curve = crash.fetched.curve();
+            for (ms, bytes) in &curve {
+                raw.row([case.name.into(), round.to_string(), format!("{ms:.1}"), bytes.to_string()]);
             }
-            if round == 0 {
-                series.push((name.to_owned(), points));
+            if round == 1 {
+                let points = curve.into_iter().map(|(ms, bytes)| Point::exact(ms, bytes as f64 / 1e6));
+                series.push((case.name.to_owned(), points.collect()));
             }
-            crashes.push(outcome);
         }
-        let of = |figure: fn(&Crash) -> Duration| {
-            super::trickles::spread(crashes.iter().map(|crash| figure(crash).as_secs_f64() * 1e3))
-        };
-        let recovery = of(|crash| crash.recovery)?;
-        let requests = crashes.iter().map(|crash| crash.fetched.requests).max().unwrap_or(0);
-        let again = crashes.iter().map(|crash| crash.fetched.again).max().unwrap_or(0);
         summary.row([
-            name.into(),
-            of(|crash| crash.pause)?.text(1),
-            of(|crash| crash.without)?.text(1),
-            of(|crash| crash.round_trip)?.text(1),
-            recovery.text(1),
-            requests.to_string(),
-            again.to_string(),
+            case.name.into(),
+            case.ms(|crash| crash.pause)?.text(1),
+            case.ms(|crash| crash.without)?.text(1),
+            case.ms(|crash| crash.round_trip)?.text(1),
+            case.ms(|crash| crash.recovery)?.text(1),
+            case.most(|fetched| u64::from(fetched.requests)).to_string(),
+            case.most(|fetched| fetched.again).to_string(),
         ]);
-        if carrier == Carrier::Trickles {
-            let allowed = (TIMEOUT + LATE).max(2 * ROUND_TRIP).as_secs_f64() * 1e3;
-            checks.push(Check {
-                what: format!("{name}: the time allowed to the time taken"),
-                ratio: allowed / recovery.greatest,
-                at_least: 1.0,
-            });
-            checks.push(Check {
-                what: format!(
-                    "{name}: bytes of the file to bytes received, of all that its program asked for"
-                ),
-                ratio: bytes as f64 / (bytes + again) as f64,
-                at_least: 1.0,
-            });
+        if case.carrier == Carrier::Trickles {
+            checks.extend(case.checks(bytes)?);
         }
     }
     Ok(Outcome {
@@ -142,6 +133,37 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         verdict: Verdict::of(&checks),
         servers: Vec::new(),
     })
+}
+
+impl Case {
+    fn ms(&self, time: fn(&Crash) -> Duration) -> Result<Spread, Error> {
+        spread(self.crashes.iter().map(|crash| time(crash).as_secs_f64() * 1e3))
+    }
+
+    fn most(&self, count: fn(&Fetched) -> u64) -> u64 {
+        self.crashes.iter().map(|crash| count(&crash.fetched)).max().unwrap_or(0)
+    }
+
+    /// That a transfer of so many bytes goes on in time, and without its program.
+    fn checks(&self, bytes: u64) -> Result<[Check; 2], Error> {
+        let name = self.name;
+        let allowed = (TIMEOUT + LATE).max(2 * ROUND_TRIP).as_secs_f64() * 1e3;
+        let again = self.most(|fetched| fetched.again);
+        Ok([
+            Check {
+                what: format!("{name}: the time allowed to the time taken"),
+                ratio: allowed / self.ms(|crash| crash.recovery)?.greatest,
+                at_least: 1.0,
+            },
+            Check {
+                what: format!(
+                    "{name}: bytes of the file to bytes received, of all that its program asked for"
+                ),
+                ratio: bytes as f64 / (bytes + again) as f64,
+                at_least: 1.0,
+            },
+        ])
+    }
 }
 
 struct Crash {
@@ -212,7 +234,7 @@ fn round_trip(server: SocketAddr) -> Result<Duration, Error> {
         let time = block_on(fetch(Carrier::Trickles, &[server], client_address(0), SMALL.0, nothing))?;
         times.push(time.as_secs_f64());
     }
-    Ok(Duration::from_secs_f64(super::trickles::spread(times)?.median))
+    Ok(Duration::from_secs_f64(spread(times)?.median))
 }
 
 /// What the client's program has fetched.
@@ -222,6 +244,21 @@ struct Fetched {
     requests: u32,
     /// Bytes that came once more, because the program had to begin anew.
     again: u64,
+}
+
+impl Fetched {
+    /// What had arrived by some of the milliseconds, in bytes.
+    fn curve(&self) -> Vec<(f64, u64)> {
+        let mut next = Duration::ZERO;
+        let mut curve = Vec::new();
+        for (at, bytes) in &self.arrivals {
+            if *at >= next {
+                next = *at + STEP;
+                curve.push((at.as_secs_f64() * 1e3, *bytes));
+            }
+        }
+        curve
+    }
 }
 
 /// Downloads as a program does that knows of several servers: it begins anew, at the next one, when a transfer fails or

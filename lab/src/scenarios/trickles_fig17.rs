@@ -17,11 +17,13 @@ pub(super) const SCENARIO: Scenario = Scenario {
     name: "trickles-fig17",
     paper: &PAPER,
     figure: "Figure 17",
-    claim: "Packets of one transfer, sent to 2 to 8 servers in turn, are served as evenly as Jain's index of 0.999, and every byte is right",
-    published: "Throughput of a client whose packets are spread over several servers packet by packet: what one server gives.",
-    method: "A 100 Mbit/s link with 10 ms round trip to servers that share nothing but keys and files. The client sends each \
-             request to the next server; the answers are counted by the server that sent them. One transfer for each number \
-             of servers.",
+    claim: "Packets of one transfer, sent to 2 to 8 servers in turn, are served as evenly as Jain's index of 0.999, \
+            and every byte is right",
+    published: "Throughput of a client whose packets are spread over several servers packet by packet: what one server \
+                gives.",
+    method: "A 100 Mbit/s link with 10 ms round trip to servers that share nothing but keys and files. The client \
+             sends each request to the next server; the answers are counted by the server that sent them. One transfer \
+             for each number of servers.",
     run,
 };
 

@@ -30,14 +30,15 @@ pub(super) const SCENARIO: Scenario = Scenario {
     figure: "§2.2",
     claim: "Of 1,000,000 forged, replayed, truncated and loss-hiding packets none is answered with data",
     published: "The paper argues that the MAC, the replay table and the nonces refuse such packets; it measures none.",
-    method: "Real requests of transfers over lossy links, changed: a byte of the continuation or account overwritten; sent \
-             again; cut off within a frame or before the first; or with an account in which lost packets count as received, \
-             proved by the nonces that the client knows, by sums of them, and by guesses. What is sent again goes to the \
-             server that answered it, at the time of the original, and last of all timeouts, up to 50 s later. Everything else goes, at the time of the original, to a server with the same keys that \
-             has answered nothing, one for each packet: there no replay table helps to refuse. As a control such servers get \
-             the unchanged requests too, and those that hide a loss with the true account instead: all must be answered. \
-             The cost is the time that the server takes for each packet, on one core; a server that is new finds nothing of \
-             its own in the processor's caches.",
+    method: "Real requests of transfers over lossy links, changed: a byte of the continuation or account overwritten; \
+             sent again; cut off within a frame or before the first; or with an account in which lost packets count as \
+             received, proved by the nonces that the client knows, by sums of them, and by guesses. What is sent again \
+             goes to the server that answered it, at the time of the original, and last of all timeouts, up to 50 s \
+             later. Everything else goes, at the time of the original, to a server with the same keys that has \
+             answered nothing, one for each packet: there no replay table helps to refuse. As a control such servers \
+             get the unchanged requests too, and those that hide a loss with the true account instead: all must be \
+             answered. The cost is the time that the server takes for each packet, on one core; a server that is new \
+             finds nothing of its own in the processor's caches.",
     run,
 };
 
@@ -89,6 +90,85 @@ fn reason(refusal: &Refusal) -> usize {
 
 fn run(lab: &Lab) -> Result<Outcome, Error> {
     let each = lab.choose(250_000_u64, 2_500);
+    let mut victims = SEEDS.map(Victim::new).collect::<Result<Vec<_>, _>>()?;
+    let mut attempts = Vec::new();
+    for (step, (attack, name)) in ATTACKS.into_iter().enumerate() {
+        lab.progress(step + 1, ATTACKS.len(), name);
+        attempts.push(Attempt::make(attack, name, each, &mut victims)?);
+    }
+    let (raw, summary) = tables(&attempts);
+    let costs =
+        (1..).zip(&attempts).map(|(place, attempt)| Point::exact(f64::from(place), attempt.cost_ns()));
+    let series = vec![("forged, replayed, truncated, loss hidden".to_owned(), costs.collect())];
+    let checks: Vec<Check> = attempts.iter().flat_map(Attempt::checks).collect();
+    Ok(Outcome {
+        raw,
+        summary,
+        plots: vec![(None, plot("Cost of a refused packet", ("attack", false), "ns", series))],
+        verdict: Verdict::of(&checks),
+        servers: Vec::new(),
+    })
+}
+
+/// What came of an attack.
+struct Attempt {
+    attack: Attack,
+    name: &'static str,
+    packets: Tally,
+    /// How many of the honest requests new servers answered, and of how many; there are none where packets are
+    /// replayed.
+    control: (u64, u64),
+}
+
+impl Attempt {
+    /// Sends so many packets to all victims together.
+    fn make(attack: Attack, name: &'static str, count: u64, victims: &mut [Victim]) -> Result<Self, Error> {
+        let mut attempt = Self { attack, name, packets: Tally::default(), control: (0, 0) };
+        let each = count / victims.len() as u64;
+        for victim in victims {
+            attempt.packets.add(&victim.attack(attack, each)?);
+            if attack != Attack::Replayed {
+                let (answered, asked) = victim.control(attack)?;
+                attempt.control = (attempt.control.0 + answered, attempt.control.1 + asked);
+            }
+        }
+        Ok(attempt)
+    }
+
+    /// Nanoseconds that a packet takes its server.
+    fn cost_ns(&self) -> f64 {
+        self.packets.seconds * 1e9 / self.packets.count as f64
+    }
+
+    /// The reasons for which packets were refused, with their numbers.
+    fn refused(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        REASONS.into_iter().zip(self.packets.refused).filter(|(_, packets)| *packets > 0)
+    }
+
+    /// That nothing was answered; that honest requests would have been; and that a hidden loss is what is refused.
+    fn checks(&self) -> Vec<Check> {
+        let (name, count) = (self.name, self.packets.count);
+        let share =
+            |what: String, part: u64, of: u64| Check { what, ratio: part as f64 / of as f64, at_least: 1.0 };
+        let mut checks = vec![share(
+            format!("share of {} {name} packets that got nothing", thousands(count)),
+            count - self.packets.answered,
+            count,
+        )];
+        if self.attack != Attack::Replayed {
+            let what = format!("share of honest requests, not {name}, that new servers answer");
+            checks.push(share(what, self.control.0, self.control.1));
+        }
+        if self.attack == Attack::HiddenLoss {
+            let what = "share of hidden losses that are refused for their account or its proof".to_owned();
+            let judged = self.packets.refused[IMPOSSIBLE] + self.packets.refused[UNPROVED];
+            checks.push(share(what, judged, count));
+        }
+        checks
+    }
+}
+
+fn tables(attempts: &[Attempt]) -> (Table, Table) {
     let mut raw = Table::new(["attack", "reason", "packets", "bytes_answered", "ns_per_packet"]);
     let mut summary = Table::new([
         "attack",
@@ -99,77 +179,28 @@ fn run(lab: &Lab) -> Result<Outcome, Error> {
         "bytes of notices",
         "ns a packet",
     ]);
-    let (mut points, mut checks) = (Vec::new(), Vec::new());
-    let mut victims = SEEDS.map(Victim::new).collect::<Result<Vec<_>, _>>()?;
-    for (step, (attack, name)) in ATTACKS.into_iter().enumerate() {
-        lab.progress(step + 1, ATTACKS.len(), name);
-        let (mut all, mut control) = (Tally::default(), (0, 0));
-        for victim in &mut victims {
-            all.add(&victim.attack(attack, each / SEEDS.count() as u64)?);
-            if attack != Attack::Replayed {
-                let (answered, asked) = victim.control(attack)?;
-                control = (control.0 + answered, control.1 + asked);
-            }
+    for attempt in attempts {
+        let (name, all, cost) = (attempt.name, &attempt.packets, format!("{:.0}", attempt.cost_ns()));
+        for (reason, packets) in [("none", all.answered)].into_iter().chain(attempt.refused()) {
+            let (packets, bytes) = (packets.to_string(), all.bytes.to_string());
+            raw.row([name.into(), reason.into(), packets, bytes, cost.clone()]);
         }
-        let (count, cost) = (all.count, all.seconds * 1e9 / all.count as f64);
-        let refused = || REASONS.iter().zip(all.refused).filter(|(_, count)| *count > 0);
-        for (reason, packets) in [(&"none", all.answered)].into_iter().chain(refused()) {
-            raw.row([
-                name.into(),
-                (*reason).to_owned(),
-                packets.to_string(),
-                all.bytes.to_string(),
-                format!("{cost:.0}"),
-            ]);
-        }
-        let reasons: Vec<String> =
-            refused().map(|(reason, packets)| format!("{reason}: {}", thousands(packets))).collect();
+        let refused = attempt.refused().map(|(reason, packets)| format!("{reason}: {}", thousands(packets)));
+        let control = match attempt.control {
+            (_, 0) => "-".into(),
+            (answered, asked) => format!("{} of {}", thousands(answered), thousands(asked)),
+        };
         summary.row([
             name.into(),
-            thousands(count),
+            thousands(all.count),
             thousands(all.answered),
-            reasons.join(", "),
-            if control.1 > 0 {
-                format!("{} of {}", thousands(control.0), thousands(control.1))
-            } else {
-                "-".into()
-            },
+            refused.collect::<Vec<_>>().join(", "),
+            control,
             thousands(all.bytes),
-            format!("{cost:.0}"),
+            cost,
         ]);
-        points.push(Point::exact((step + 1) as f64, cost));
-        let mut share = |what: String, part: u64, of: u64| {
-            checks.push(Check { what, ratio: part as f64 / of as f64, at_least: 1.0 });
-        };
-        share(
-            format!("share of {} {name} packets that got nothing", thousands(count)),
-            count - all.answered,
-            count,
-        );
-        if attack != Attack::Replayed {
-            share(
-                format!("share of honest requests, not {name}, that new servers answer"),
-                control.0,
-                control.1,
-            );
-        }
-        if attack == Attack::HiddenLoss {
-            let judged = all.refused[IMPOSSIBLE] + all.refused[UNPROVED];
-            share(
-                "share of hidden losses that are refused for their account or its proof".into(),
-                judged,
-                count,
-            );
-        }
     }
-    let series = vec![("forged, replayed, truncated, loss hidden".to_owned(), points)];
-    Ok(Outcome {
-        raw,
-        summary,
-        plots: vec![(None, plot("Cost of a refused packet", ("attack", false), "ns", series))],
-        verdict: Verdict::of(&checks),
-        servers: Vec::new(),
-    })
+    (raw, summary)
 }
 
 /// A server that has answered a transfer, and the client's requests.
@@ -315,7 +346,8 @@ impl Victim {
                     account_of(&packet).ok_or(Error::Nothing("a request without an account"))?;
                 let protected = CONTINUATION_BYTES + 1 + account.runs.len() * RUN_BYTES;
                 let mut at = self.random.draw() as usize % protected;
-                // Behind the number of runs comes how many packets the request answers for: that is the client's choice.
+                // Behind the number of runs comes how many packets the request answers for: that is the client's
+                // choice.
                 at += usize::from(at > CONTINUATION_BYTES);
                 let at = ACCOUNT_AT + at;
                 packet[at] = packet[at].wrapping_add(1 + (self.random.draw() % 255) as u8);

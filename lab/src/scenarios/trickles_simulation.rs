@@ -1,4 +1,5 @@
-//! One transfer in virtual time: client and server without sockets, and a link that loses, delays, doubles and reorders.
+//! One transfer in virtual time: client and server without sockets, and a link that loses, delays, doubles and
+//! reorders.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -123,6 +124,29 @@ struct Link {
 }
 
 impl Link {
+    /// A link of a kind; the rest follows from the seed.
+    fn new(pattern: Pattern, seed: u64) -> Self {
+        let mut random = Random::new(seed);
+        let mut link = Self {
+            trip: Duration::from_millis(10 + random.draw() % 391),
+            loss_ppm: (random.draw() % 50_001) as u32,
+            reorder_ppm: (random.draw() % 20_000) as u32,
+            duplicate_ppm: (random.draw() % 20_000) as u32,
+            random,
+            pattern,
+            bad: [false; 2],
+            flights: BinaryHeap::new(),
+            sequence: 0,
+        };
+        match pattern {
+            Pattern::Reordering => (link.reorder_ppm, link.duplicate_ppm) = (100_000, 0),
+            Pattern::Duplicates => link.duplicate_ppm = 333_333,
+            Pattern::Mixed => (link.reorder_ppm, link.duplicate_ppm) = (100_000, 100_000),
+            _ => {}
+        }
+        link
+    }
+
     /// Share of packets that are lost in each direction, to the server first, and among those after a lost one.
     fn losses(&self) -> ([f64; 2], f64) {
         let (each, one) = (f64::from(self.loss_ppm) / 1e6, 0.2);
@@ -140,9 +164,10 @@ impl Link {
         }
     }
 
-    /// A transfer of so many bytes that takes longer hangs; of 17,000 none needs more than two thirds of it. The path explains a round trip for each packet, as if the window were one
-    /// packet; for each that is lost, or whose acknowledgement is, a timeout, which doubles where it is lost again; once, as many
-    /// timeouts in a row as one exchange in a million has; and blackouts, each with a timer that has doubled for as long.
+    /// A transfer of so many bytes that takes longer hangs; of 17,000 none needs more than two thirds of it. The path
+    /// explains a round trip for each packet, as if the window were one packet; for each that is lost, or whose
+    /// acknowledgement is, a timeout, which doubles where it is lost again; once, as many timeouts in a row as one
+    /// exchange in a million has; and blackouts, each with a timer that has doubled for as long.
     fn most_time(&self, bytes: u64) -> Duration {
         let ([up, down], after) = self.losses();
         let lost = 1.0 - (1.0 - up) * (1.0 - down);
@@ -207,6 +232,14 @@ impl Link {
             }));
         }
     }
+    /// The next packet that arrives, if it does so before a timer runs out.
+    fn arrival_until(&mut self, timer: Option<Duration>) -> Option<Flight> {
+        let Reverse(next) = self.flights.peek()?;
+        if timer.is_some_and(|timer| next.at > timer) {
+            return None;
+        }
+        self.flights.pop().map(|Reverse(flight)| flight)
+    }
 }
 
 /// A transfer's time.
@@ -262,83 +295,82 @@ fn fetch(
     bytes: u64,
     observe: &mut dyn FnMut(&[u8], u64),
 ) -> Result<Took, String> {
-    let mut random = Random::new(seed);
-    let mut link = Link {
-        trip: Duration::from_millis(10 + random.draw() % 391),
-        loss_ppm: (random.draw() % 50_001) as u32,
-        reorder_ppm: (random.draw() % 20_000) as u32,
-        duplicate_ppm: (random.draw() % 20_000) as u32,
-        random,
-        pattern,
-        bad: [false; 2],
-        flights: BinaryHeap::new(),
-        sequence: 0,
-    };
-    match pattern {
-        Pattern::Reordering => (link.reorder_ppm, link.duplicate_ppm) = (100_000, 0),
-        Pattern::Duplicates => link.duplicate_ppm = 333_333,
-        Pattern::Mixed => (link.reorder_ppm, link.duplicate_ppm) = (100_000, 100_000),
-        _ => {}
-    }
+    let mut link = Link::new(pattern, seed);
     let most = link.most_time(bytes);
     let start = Instant::now();
     let mut service = FileService::new(Files);
-    let mut key = [7; 16];
-    key[..8].copy_from_slice(&seed.to_be_bytes());
-    let mut client = Client::new(Config::default(), &key, start);
-    let request = client.request(bytes.to_string().as_bytes(), start).map_err(|error| error.to_string())?;
-    let (mut now, mut offset) = (Duration::ZERO, 0_u64);
-    let mut buffer = [0; 4096];
+    let mut download = Download::start(seed, bytes, start)?;
+    let mut now = Duration::ZERO;
     while now < most {
-        while let Some(datagram) = client.poll_transmit(start + now) {
+        while let Some(datagram) = download.client.poll_transmit(start + now) {
             link.send(now, true, &datagram);
         }
-        let timer = client.poll_timeout().map(|at| at.saturating_duration_since(start));
-        let arrival = link.flights.peek().map(|Reverse(flight)| flight.at);
-        match (arrival, timer) {
-            (Some(at), timer) if timer.is_none_or(|timer| at <= timer) => {
-                now = now.max(at);
-                let Some(Reverse(flight)) = link.flights.pop() else { continue };
+        let timer = download.client.poll_timeout().map(|at| at.saturating_duration_since(start));
+        match (link.arrival_until(timer), timer) {
+            (Some(flight), _) => {
+                now = now.max(flight.at);
                 if flight.to_server {
                     let now_ms = NOW_MS + now.as_millis() as u64;
                     observe(&flight.packet, now_ms);
+                    let mut answer = |packet: &[u8]| link.send(now, false, packet);
                     // What is refused is a copy, or late.
-                    let _ = server.handle(
-                        &flight.packet,
-                        peer(),
-                        now_ms,
-                        &mut service,
-                        &mut |packet: &[u8]| {
-                            link.send(now, false, packet);
-                        },
-                    );
+                    let _ = server.handle(&flight.packet, peer(), now_ms, &mut service, &mut answer);
                 } else {
-                    let _ = client.handle_datagram(&flight.packet, start + now);
+                    let _ = download.client.handle_datagram(&flight.packet, start + now);
                 }
             }
-            (_, Some(timer)) => {
+            (None, Some(timer)) => {
                 now = now.max(timer);
-                client.handle_timeout(start + now);
+                download.client.handle_timeout(start + now);
             }
-            _ => return Err("nothing is on its way, and no timer runs".into()),
+            (None, None) => return Err("nothing is on its way, and no timer runs".into()),
         }
+        if download.read_to_end()? {
+            return Ok(Took { time: now, most });
+        }
+    }
+    let offset = download.offset;
+    Err(format!("{offset} of {bytes} bytes in {most:?}, with a round trip of {:?}", link.trip))
+}
+
+/// A client and what it has read of its file.
+struct Download {
+    client: Client,
+    request: u32,
+    bytes: u64,
+    offset: u64,
+    buffer: [u8; 4096],
+}
+
+impl Download {
+    fn start(seed: u64, bytes: u64, start: Instant) -> Result<Self, String> {
+        let mut key = [7; 16];
+        key[..8].copy_from_slice(&seed.to_be_bytes());
+        let mut client = Client::new(Config::default(), &key, start);
+        let request =
+            client.request(bytes.to_string().as_bytes(), start).map_err(|error| error.to_string())?;
+        Ok(Self { client, request, bytes, offset: 0, buffer: [0; 4096] })
+    }
+
+    /// Reads what is there and compares every byte; whether it was the last.
+    fn read_to_end(&mut self) -> Result<bool, String> {
+        let bytes = self.bytes;
         loop {
-            match client.read(request, &mut buffer).map_err(|error| error.to_string())? {
+            match self.client.read(self.request, &mut self.buffer).map_err(|error| error.to_string())? {
                 Read::Data(count) => {
-                    let wrong = (offset..).zip(&buffer[..count]).find(|(at, byte)| byte_at(*at) != **byte);
-                    if let Some((at, _)) = wrong {
+                    let mut read = (self.offset..).zip(&self.buffer[..count]);
+                    if let Some((at, _)) = read.find(|(at, byte)| byte_at(*at) != **byte) {
                         return Err(format!("byte {at} of {bytes} is wrong"));
                     }
-                    offset += count as u64;
+                    self.offset += count as u64;
                 }
-                Read::Pending => break,
-                Read::End if offset == bytes => return Ok(Took { time: now, most }),
-                Read::End => return Err(format!("{offset} of {bytes} bytes arrived")),
+                Read::Pending => return Ok(false),
+                Read::End if self.offset == bytes => return Ok(true),
+                Read::End => return Err(format!("{} of {bytes} bytes arrived", self.offset)),
                 Read::Reset(code) => return Err(format!("reset with code {code}")),
             }
         }
     }
-    Err(format!("{offset} of {bytes} bytes in {most:?}, with a round trip of {:?}", link.trip))
 }
 
 #[cfg(test)]

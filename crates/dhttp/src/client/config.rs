@@ -24,7 +24,8 @@ pub struct ClientConfig {
     pub pieces_bytes: usize,
     /// How long a missing piece is waited for after the last one that came; doubled each time it is asked for.
     pub repair_timeout: Duration,
-    /// Whether requests that must not be repeated go by UDP too, where the server sees to it that each is executed once.
+    /// Whether requests that must not be repeated go by UDP too, where the server sees to it that each is executed
+    /// once.
     pub once: bool,
     /// How often a request is sent again before the client opens a connection for it.
     pub resends: u32,
@@ -40,8 +41,8 @@ pub struct ClientConfig {
     pub port_requests: u32,
     /// Most tokens kept; the oldest goes first.
     pub tokens: usize,
-    /// After how long without a datagram from a server it is asked for a sign of life, four times as long if it has given
-    /// a token; zero: never.
+    /// After how long without a datagram from a server it is asked for a sign of life, four times as long if it has
+    /// given a token; zero: never.
     pub probe_after: Duration,
     /// How often it is asked, as far apart, before its requests go over connections, and others to it for some time.
     pub probes: usize,

@@ -22,8 +22,10 @@ metric_set! {
         Counter dhttp_client_caches_refused_total: "Answers of interception caches that the policy refuses.",
         Counter dhttp_client_bad_http_total: "Answers whose HTTP was malformed or not complete.",
         Counter dhttp_client_refused_total: "Requests refused because too many were outstanding.",
-        Counter dhttp_client_connections_refused_total: "Connections of servers closed at once because the limit was reached.",
-        Counter dhttp_client_connections_reused_total: "Requests over a connection that the client had opened for one before.",
+        Counter dhttp_client_connections_refused_total:
+            "Connections of servers closed at once because the limit was reached.",
+        Counter dhttp_client_connections_reused_total:
+            "Requests over a connection that the client had opened for one before.",
         Gauge dhttp_client_outstanding: "Requests that wait for their response now.",
     }
 }

@@ -11,6 +11,7 @@ mod metrics;
 mod once;
 mod path;
 mod policy;
+mod receive;
 mod seal;
 #[cfg(test)]
 mod tests;
@@ -28,7 +29,7 @@ use tidegate_http::Method;
 use crate::pieces::Assembly;
 use crate::recent::Recent;
 use crate::sealed::{KeyConfig, SEALED_FLAG};
-use crate::wire::{Answer, MAX_TOKEN_BYTES, Pieces, Request, RequestId, Response};
+use crate::wire::{MAX_TOKEN_BYTES, Pieces, Request, RequestId};
 
 pub use config::ClientConfig;
 pub use event::{ClaimError, Event, Generation, NewRequest, StartError, TcpReason, Transmit};
@@ -181,8 +182,8 @@ impl Client {
         self.start_sealed(request, None, now)
     }
 
-    /// The same, sealed if the server's key is given: no answer but a sealed one is taken, and [`Event::UseTcp`] means a
-    /// connection with TLS.
+    /// The same, sealed if the server's key is given: no answer but a sealed one is taken, and [`Event::UseTcp`] means
+    /// a connection with TLS.
     ///
     /// # Errors
     /// As [`Client::start`].
@@ -230,100 +231,6 @@ impl Client {
             self.use_tcp(id, TcpReason::Request);
         }
         Ok(id)
-    }
-
-    /// Feeds one datagram that came to the UDP port of `generation`.
-    pub fn handle_datagram(
-        &mut self,
-        generation: Generation,
-        from: SocketAddr,
-        datagram: &[u8],
-        now: Instant,
-    ) {
-        let Ok(Response { id, answer }) = Response::parse(datagram) else {
-            self.metrics.dhttp_client_malformed_total.add(1);
-            return;
-        };
-        if self.handle_probed(generation, id, &answer) {
-            return;
-        }
-        let asked = self.outstanding.get(&id).filter(|request| request.generation == generation);
-        if let Some(server) = asked.map(|request| request.request.server) {
-            self.heard(server);
-        }
-        let Some((server, method, sent, proofs)) = self.awaiting(id, generation) else { return };
-        if !self.cache_is_allowed(id, from.ip()) {
-            return;
-        }
-        match answer {
-            Answer::UseTcp => {
-                self.forget_numbering(id);
-                self.use_tcp(id, TcpReason::Asked);
-            }
-            Answer::OutcomeUnknown => self.outcome_unknown(id),
-            Answer::NewTicket { token, ticket, refused, age_s } => {
-                self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
-                self.handle_ticket(id, ticket, refused, age_s, now);
-            }
-            Answer::ProveAddress { token } => {
-                // A duplicate of the question; other requests may have been asked, and given, the same.
-                let known = self.outstanding.get(&id).is_some_and(|request| request.presented == token);
-                if !known && proofs >= MOST_PROOFS {
-                    // Answers come from a cache and from the server in turn: TCP goes to the server only.
-                    self.use_tcp(id, TcpReason::Asked);
-                } else if !known {
-                    self.metrics.dhttp_client_proofs_total.add(1);
-                    self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
-                    self.send(id, sent, proofs + 1, now);
-                }
-            }
-            Answer::Http { token, http } => {
-                if let Some(token) = token.filter(|token| !token.is_empty()) {
-                    self.tokens.insert((generation, server), Bytes::copy_from_slice(token));
-                }
-                self.respond(id, method, from, Bytes::copy_from_slice(http));
-            }
-            Answer::Piece { tag, total, offset, piece } => {
-                if total as usize > self.config.pieces_bytes {
-                    self.metrics.dhttp_client_malformed_total.add(1);
-                    return;
-                }
-                let assembly = self.assemblies.entry(id).or_insert_with(|| Assembly::new(tag, total));
-                if !assembly.is_of(tag, total) {
-                    // The server has made the response anew.
-                    let repairs = assembly.repairs;
-                    *assembly = Assembly::new(tag, total);
-                    assembly.repairs = repairs;
-                }
-                assembly.insert(offset, piece);
-                let wait = self.config.repair_timeout.saturating_mul(1 << assembly.repairs.min(8));
-                match assembly.complete().map(Bytes::copy_from_slice) {
-                    Some(http) => self.respond(id, method, from, http),
-                    None => self.set_channel(id, Channel::Udp { sent, proofs, deadline: now + wait }),
-                }
-            }
-        }
-    }
-
-    /// All of a response has come by UDP.
-    fn respond(&mut self, id: RequestId, method: Method, from: SocketAddr, http: Bytes) {
-        let Some(http) = self.unseal(id, http) else {
-            // Not from whom has the key: the answer may still come.
-            self.assemblies.remove(&id);
-            self.metrics.dhttp_client_seal_refused_total.add(1);
-            return;
-        };
-        match answer::complete_response(&http, method) {
-            Some(head_bytes) => {
-                self.set_channel(id, Channel::Caller);
-                self.metrics.dhttp_client_responses_udp_total.add(1);
-                self.events.push_back(Event::Response { id, from, http, head_bytes });
-            }
-            None => {
-                self.metrics.dhttp_client_bad_http_total.add(1);
-                self.use_tcp(id, TcpReason::BadAnswer);
-            }
-        }
     }
 
     /// A connection that `from` opened to the TCP port of `generation` starts a response with `id`. On success the
@@ -397,7 +304,8 @@ impl Client {
         }
     }
 
-    /// The next datagram to send: at most one for each call of another method, and one for each resend or probe that is due.
+    /// The next datagram to send: at most one for each call of another method, and one for each resend or probe that is
+    /// due.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
     }

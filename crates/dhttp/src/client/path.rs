@@ -1,7 +1,8 @@
 //! Whether datagrams pass between the client and a server: where they are dropped on the way, nothing says so.
 //!
-//! A server that gets a request without a token answers it at once, if only with a token. Where the client hears nothing
-//! for a while, it asks for that; a server that takes its time for a response is told from one that is not reached.
+//! A server that gets a request without a token answers it at once, if only with a token. Where the client hears
+//! nothing for a while, it asks for that; a server that takes its time for a response is told from one that is not
+//! reached.
 
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
@@ -15,8 +16,8 @@ use crate::wire::{Answer, Once, Pieces, Request, RequestId};
 /// Asks for nothing that a site has, so that nothing but a token can be the answer.
 const PROBE: &[u8] = b"OPTIONS * HTTP/1.1\r\nHost: dhttp.invalid\r\n\r\n";
 
-/// So many times as long is a server waited for that has given a token: it makes responses before it answers, and may be
-/// busy; the others answer at once.
+/// So many times as long is a server waited for that has given a token: it makes responses before it answers, and may
+/// be busy; the others answer at once.
 const KNOWN: u32 = 4;
 
 /// A server that has been sent something and not been heard since.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::wire::{Numbered, Once, PieceRange};
+use crate::wire::{Answer, Numbered, Once, PieceRange, Response};
 
 const GET: &[u8] = b"GET /a HTTP/1.1\r\nHost: example\r\n\r\n";
 const OK: &[u8] = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab";

@@ -1,6 +1,7 @@
 //! Connections that clients open: requests that must not be repeated, that are too long for a datagram, or that were
 //! told to use TCP.
 
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::rc::Rc;
 
@@ -17,7 +18,7 @@ use super::service::{Arrival, Body, Request, Response, Service};
 use super::stream::{Reader, StreamError, write_message};
 use crate::client::TLS_RECORD;
 use crate::server::GlobalId;
-use crate::wire::WireError;
+use crate::wire::{Numbered, RequestId, WireError};
 
 /// The longest datagram.
 const DATAGRAM_BYTES: usize = 65_535;
@@ -34,7 +35,7 @@ impl<S: Service> Driver<S> {
     pub(super) fn accept(self: &Rc<Self>, stream: TcpStream, peer: SocketAddr) {
         let metrics = &self.handle.driver;
         let (of_peer, in_all) = (self.options.accepted_per_client, self.options.accepted);
-        let Some(place) = self.accepted.take(peer.ip(), of_peer, in_all) else {
+        let Some(permit) = self.accepted.take(peer.ip(), of_peer, in_all) else {
             metrics.dhttp_accepted_refused_total.add(1);
             return;
         };
@@ -48,7 +49,7 @@ impl<S: Service> Driver<S> {
         metrics.dhttp_accepted_open.add(1);
         let driver = Rc::clone(self);
         spawn_local(async move {
-            let _place = place;
+            let _permit = permit;
             if let Err(error) = driver.serve_stream(stream, peer).await {
                 driver.handle.driver.dhttp_stream_errors_total.add(1);
                 tracing::debug!(%error, %peer, "connection of a client ended");
@@ -135,15 +136,7 @@ impl<S: Service> Driver<S> {
                 Ok(request) => request,
                 Err(StreamError::Closed) => return Ok(()),
                 Err(error) => {
-                    let answer = match &error {
-                        StreamError::RequestHead(id, head) => Some((*id, head.status())),
-                        StreamError::Wire(wire) => WireError::id(*wire).map(|id| (id, 400)),
-                        _ => None,
-                    };
-                    if let Some((id, status)) = answer {
-                        let http = Response::full(status, &[], b"").http;
-                        write_message(&mut write, &id.0, http, &self.limits).await?;
-                    }
+                    self.refuse(&error, &mut write).await?;
                     return Err(error);
                 }
             };
@@ -152,21 +145,7 @@ impl<S: Service> Driver<S> {
             let client = SocketAddr::new(peer.ip().to_canonical(), request.udp_port);
             let arrival = Arrival { client, local: Some(local), server: None };
             let call = Request { arrival, head: request.head, body };
-            let id = (client.ip(), request.id);
-            let respond = async {
-                if let Some(keys) = secured.filter(|_| is_for_keys(&call.head)) {
-                    return write_message(&mut write, &request.id.0, keys.publish().http, &self.limits)
-                        .await
-                        .map(|()| Ended::Answered);
-                }
-                let response = match request.once {
-                    Some(numbered) => self.respond_once(&numbered, call, secured.is_some()).await,
-                    None => Some(self.respond_or_join(id, call, secured).await),
-                };
-                let Some(response) = response else { return Ok(Ended::Unanswered) };
-                write_message(&mut write, &request.id.0, response.http, &self.limits).await?;
-                Ok::<_, std::io::Error>(Ended::Answered)
-            };
+            let respond = self.respond_on(&mut write, request.id, request.once, call, secured);
             // Together, because a service may answer while the body still comes.
             let (body, written) = tokio::join!(reader.body(request.framing, body_sender), respond);
             let ended = written?;
@@ -178,6 +157,46 @@ impl<S: Service> Driver<S> {
                 return Ok(());
             }
         }
+    }
+
+    /// Answers a request head that cannot be taken, if it is known which request's it is.
+    async fn refuse<W>(&self, error: &StreamError, write: &mut W) -> io::Result<()>
+    where
+        W: AsyncWrite + Unpin,
+    {
+        let answer = match error {
+            StreamError::RequestHead(id, head) => Some((*id, head.status())),
+            StreamError::Wire(wire) => WireError::id(*wire).map(|id| (id, 400)),
+            _ => None,
+        };
+        let Some((id, status)) = answer else { return Ok(()) };
+        let http = Response::full(status, &[], b"").http;
+        write_message(write, &id.0, http, &self.limits).await
+    }
+
+    /// Answers a request on the connection that it came on.
+    async fn respond_on<W>(
+        &self,
+        write: &mut W,
+        id: RequestId,
+        once: Option<Numbered>,
+        call: Request,
+        secured: Option<&Security>,
+    ) -> io::Result<Ended>
+    where
+        W: AsyncWrite + Unpin,
+    {
+        if let Some(keys) = secured.filter(|_| is_for_keys(&call.head)) {
+            write_message(write, &id.0, keys.publish().http, &self.limits).await?;
+            return Ok(Ended::Answered);
+        }
+        let response = match once {
+            Some(numbered) => self.respond_once(&numbered, call, secured.is_some()).await,
+            None => Some(self.respond_or_join((call.arrival.client.ip(), id), call, secured).await),
+        };
+        let Some(response) = response else { return Ok(Ended::Unanswered) };
+        write_message(write, &id.0, response.http, &self.limits).await?;
+        Ok(Ended::Answered)
     }
 }
 

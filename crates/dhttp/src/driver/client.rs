@@ -16,7 +16,7 @@ use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
-use super::opened::{How, Pool};
+use super::opened::{Pool, StreamProtocol};
 use super::ports::{Pair, bind_pair};
 use super::request::{DhttpUrl, FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::security::{Fingerprint, Secured};
@@ -25,7 +25,7 @@ use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, whole_respo
 use super::udp::SegmentReceiver;
 use super::{icmp, security};
 use crate::client::{Client, ClientConfig, ClientMetrics, Event, Generation, NewRequest, TcpReason};
-use crate::places::Places;
+use crate::quota::Quota;
 use crate::sealed::KeyConfig;
 use crate::wire::RequestId;
 
@@ -73,8 +73,8 @@ pub(super) struct Shared {
     changed: Arc<Notify>,
     timer: Mutex<Option<AbortHandle>>,
     /// Connections that servers opened which have been asked something, and those of others.
-    accepted: Places,
-    strangers: Places,
+    accepted: Quota,
+    strangers: Quota,
     /// Servers that are spoken to in secret.
     secured: Mutex<Secured>,
     /// Connections of the client's own that wait for another request.
@@ -154,8 +154,8 @@ impl DhttpClient {
             state: Mutex::new(State { core, waiting: HashMap::new(), pairs: Vec::new() }),
             changed: Arc::default(),
             timer: Mutex::default(),
-            accepted: Places::default(),
-            strangers: Places::default(),
+            accepted: Quota::default(),
+            strangers: Quota::default(),
             secured: Mutex::default(),
             opened: Mutex::default(),
             options,
@@ -194,8 +194,8 @@ impl DhttpClient {
         self.fetch_named(&url, FetchRequest::get(&url, nowhere), fingerprint).await
     }
 
-    /// Makes a request of the host that `url` names, encrypted if it is known by a fingerprint: `request.server` becomes
-    /// the first of its addresses at which somebody is.
+    /// Makes a request of the host that `url` names, encrypted if it is known by a fingerprint: `request.server`
+    /// becomes the first of its addresses at which somebody is.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -231,8 +231,8 @@ impl DhttpClient {
         self.fetch_by(request, None).await
     }
 
-    /// The same, encrypted, from the server whose certificate has this fingerprint: datagrams sealed, connections with TLS,
-    /// nothing in the clear. The first request to a server opens a connection to ask for its key.
+    /// The same, encrypted, from the server whose certificate has this fingerprint: datagrams sealed, connections with
+    /// TLS, nothing in the clear. The first request to a server opens a connection to ask for its key.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -263,8 +263,8 @@ impl DhttpClient {
         id[0] |= 0x80;
         let address = ask.server;
         let udp_port = *self.0.options.protocol.ports.range().start();
-        let how = How { dhttp: Some((RequestId(id), udp_port)), tls: Some((server, tls)) };
-        let asked = self.0.by_stream(ask, how).await?;
+        let protocol = StreamProtocol { dhttp: Some((RequestId(id), udp_port)), tls: Some((server, tls)) };
+        let asked = self.0.by_stream(ask, protocol).await?;
         let (key, good_for) = security::published(asked).await.ok_or(FetchError::BadAnswer)?;
         self.0.secured().learn(address, server, key, Instant::now() + good_for);
         Ok(key)
@@ -280,8 +280,8 @@ impl DhttpClient {
             self.start(&request, secured.as_ref().map(|secret| secret.key))?;
         let id = outstanding.id;
         let tls = secured.as_ref().map(|secret| (secret.server, &secret.tls));
-        let by_http = How { dhttp: None, tls: None };
-        let by_dhttp = How { dhttp: Some((id, udp_port)), tls };
+        let by_http = StreamProtocol { dhttp: None, tls: None };
+        let by_dhttp = StreamProtocol { dhttp: Some((id, udp_port)), tls };
         match notices.recv().await.ok_or(FetchError::Ended)? {
             Notice::Datagram { from, http } => {
                 let (status, head, body) =
@@ -306,15 +306,15 @@ impl DhttpClient {
             Notice::OutcomeUnknown => Err(FetchError::outcome_unknown()),
             Notice::UseTcp(reason) => {
                 let is_numbered = self.0.state().core.is_numbered(id);
-                // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as ICMP
-                // (DHTTP §IV-E).
+                // A server that does not speak DHTTP must not get it by TCP either: nothing there says so as fast as
+                // ICMP (DHTTP §IV-E).
                 let by_http_instead = matches!(reason, TcpReason::Request | TcpReason::NoAnswer)
                     && request.http.is_some()
                     && tls.is_none()
                     && !is_numbered;
-                let how = if by_http_instead { by_http } else { by_dhttp };
+                let protocol = if by_http_instead { by_http } else { by_dhttp };
                 tracing::debug!(?id, ?reason, server = %request.server, "by a connection of our own");
-                let answered = self.0.by_stream(request, how).await;
+                let answered = self.0.by_stream(request, protocol).await;
                 if answered.is_ok() && reason == TcpReason::NoAnswer {
                     self.0.state().core.on_tcp_answered(id, Instant::now());
                 }
@@ -335,7 +335,7 @@ impl DhttpClient {
     /// See [`FetchError`].
     pub async fn fetch_http(&self, request: FetchRequest) -> Result<FetchResponse, FetchError> {
         request.check()?;
-        self.0.by_stream(request, How { dhttp: None, tls: None }).await
+        self.0.by_stream(request, StreamProtocol { dhttp: None, tls: None }).await
     }
 
     fn start(
@@ -497,11 +497,11 @@ async fn accept(shared: Weak<Shared>, listener: TcpListener, generation: Generat
         match accepted {
             Ok((stream, peer)) => {
                 let is_asked = alive.state().core.is_asked(peer.ip());
-                let place = match is_asked {
+                let permit = match is_asked {
                     true => alive.accepted.take(peer.ip(), OF_SERVER, alive.options.accepted),
                     false => alive.strangers.take(peer.ip(), OF_STRANGER.0, OF_STRANGER.1),
                 };
-                let Some(place) = place else {
+                let Some(permit) = permit else {
                     // Closed at once: the server tells us to open one ourselves.
                     alive.count(|metrics| metrics.dhttp_client_connections_refused_total.add(1));
                     continue;
@@ -514,7 +514,7 @@ async fn accept(shared: Weak<Shared>, listener: TcpListener, generation: Generat
                     if let Err(error) = served {
                         tracing::debug!(%error, %peer, "connection of a server ended");
                     }
-                    drop(place);
+                    drop(permit);
                 });
             }
             Err(error) => {

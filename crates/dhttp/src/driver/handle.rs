@@ -12,13 +12,16 @@ metric_set! {
     /// What the driver of one server core counts. The core is the only writer.
     pub struct DriverMetrics {
         Counter dhttp_datagrams_received_total: "Datagrams received.",
-        Counter dhttp_datagrams_overflowed_total: "Datagrams that the kernel dropped because those before them had not been read.",
+        Counter dhttp_datagrams_overflowed_total:
+            "Datagrams that the kernel dropped because those before them had not been read.",
         Counter dhttp_datagrams_sent_total: "Datagrams handed to the kernel.",
         Counter dhttp_datagrams_unsent_total: "Datagrams dropped because the socket stayed full.",
         Counter dhttp_accepted_total: "Connections that clients opened.",
         Gauge dhttp_accepted_open: "Connections that clients opened, open now.",
-        Counter dhttp_accepted_refused_total: "Connections of clients closed at once because a limit was reached, in all or of one client.",
-        Counter dhttp_accepted_policed_total: "Connections of clients closed at once because the site does not serve them.",
+        Counter dhttp_accepted_refused_total:
+            "Connections of clients closed at once because a limit was reached, in all or of one client.",
+        Counter dhttp_accepted_policed_total:
+            "Connections of clients closed at once because the site does not serve them.",
         Counter dhttp_datagrams_blocked_total: "Datagrams ignored because their source is blocked.",
         Counter dhttp_joined_total: "Sealed requests on connections that joined one by UDP in progress.",
         Counter dhttp_accept_errors_total: "Failed accepts, such as for want of file descriptors.",

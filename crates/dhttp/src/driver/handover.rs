@@ -1,6 +1,6 @@
-//! Sealed requests whose answer is slow, or too long for datagrams. No connection may carry it to the client in the clear:
-//! the client asks again over TLS, perhaps another core, and joins the request in progress instead of having it executed
-//! a second time.
+//! Sealed requests whose answer is slow, or too long for datagrams. No connection may carry it to the client in the
+//! clear: the client asks again over TLS, perhaps another core, and joins the request in progress instead of having it
+//! executed a second time.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

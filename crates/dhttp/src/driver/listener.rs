@@ -120,7 +120,8 @@ impl Listener {
     }
 }
 
-/// Gives a socket room for what comes while its core is busy, and has the kernel say how much it had to drop all the same.
+/// Gives a socket room for what comes while its core is busy, and has the kernel say how much it had to drop all the
+/// same.
 fn enlarge(udp: &Socket) -> io::Result<()> {
     if setsockopt(udp, RcvBufForce, &RECEIVE_BUFFER_BYTES).is_err() {
         // Without CAP_NET_ADMIN the kernel caps it at net.core.rmem_max: more is better, less is no error.

@@ -1,6 +1,7 @@
 //! The protocol over tokio's sockets: a server in front of a [`Service`], and a client.
 
 mod accepted;
+mod carry;
 mod client;
 mod handle;
 mod handover;

@@ -17,10 +17,10 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
+use super::carry::bind_address;
 use super::client::Shared;
 use super::request::{FetchBody, FetchError, FetchRequest, FetchResponse, Via};
 use super::security::{self, Fingerprint};
-use super::server::bind_address;
 use super::service::Body;
 use super::stream::{Reader, ResponseHead, StreamError, StreamLimits, write_body};
 use crate::wire::RequestId;
@@ -121,7 +121,7 @@ impl Opened {
 
 /// What a request by a connection of the client's needs beside itself.
 #[derive(Clone, Copy)]
-pub(super) struct How<'a> {
+pub(super) struct StreamProtocol<'a> {
     /// The id and the client's UDP port; without them it goes by HTTP.
     pub dhttp: Option<(RequestId, u16)>,
     pub tls: Option<(Fingerprint, &'a TlsConnector)>,
@@ -138,25 +138,28 @@ impl Shared {
     pub(super) async fn by_stream(
         self: &Arc<Self>,
         request: FetchRequest,
-        how: How<'_>,
+        protocol: StreamProtocol<'_>,
     ) -> Result<FetchResponse, FetchError> {
-        let to = if how.dhttp.is_some() { request.server } else { request.http.unwrap_or(request.server) };
-        let server = how.tls.map(|(server, _)| server);
-        let channel = Channel { to, dhttp: how.dhttp.is_some(), server };
+        let to =
+            if protocol.dhttp.is_some() { request.server } else { request.http.unwrap_or(request.server) };
+        let server = protocol.tls.map(|(server, _)| server);
+        let channel = Channel { to, dhttp: protocol.dhttp.is_some(), server };
         // A kept connection may end just when the request is sent: only what may be repeated goes there.
         if matches!(request.body, FetchBody::Full(_))
             && request.method.is_idempotent()
             && let Some(opened) = self.kept(channel).await
         {
-            match self.exchange(opened, request.clone(), channel, how).await {
+            match self.exchange(opened, request.clone(), channel, protocol).await {
                 Err(Failed { unanswered: true, .. }) => {}
                 Err(Failed { error, .. }) => return Err(error),
                 Ok(response) => return Ok(response),
             }
         }
-        let opened =
-            self.open(to, how.tls).await.map_err(|reason| FetchError::NoAnswer { reason, sent: false })?;
-        self.exchange(opened, request, channel, how).await.map_err(|failed| failed.error)
+        let opened = self
+            .open(to, protocol.tls)
+            .await
+            .map_err(|reason| FetchError::NoAnswer { reason, sent: false })?;
+        self.exchange(opened, request, channel, protocol).await.map_err(|failed| failed.error)
     }
 
     async fn kept(&self, channel: Channel) -> Option<Opened> {
@@ -209,16 +212,17 @@ impl Shared {
         opened: Opened,
         request: FetchRequest,
         channel: Channel,
-        how: How<'_>,
+        protocol: StreamProtocol<'_>,
     ) -> Result<FetchResponse, Failed> {
         let Opened { mut reader, write } = opened;
-        let header = how.dhttp.map_or_else(Vec::new, |(id, port)| self.state().core.tcp_header(id, port));
+        let header =
+            protocol.dhttp.map_or_else(Vec::new, |(id, port)| self.state().core.tcp_header(id, port));
         let first = [&header[..], &request.head].concat();
         // A task of its own: a server may answer while the body is still sent.
         let upload = tokio::spawn(upload(write, first, request.body, self.limits()));
         let (mut begun, mut speaks_http) = (false, false);
         let response = async {
-            if let Some((id, _)) = how.dhttp {
+            if let Some((id, _)) = protocol.dhttp {
                 let answered = reader.response_id().await?;
                 begun = true;
                 speaks_http = answered.0.starts_with(b"HTTP/1.");

@@ -40,8 +40,8 @@ pub enum FetchBody {
     Streamed(Upload),
 }
 
-/// A body that is still being made. Clones are one body: the first request that has a connection takes it, so that another
-/// address can be tried where none could be opened.
+/// A body that is still being made. Clones are one body: the first request that has a connection takes it, so that
+/// another address can be tried where none could be opened.
 #[derive(Clone, Debug)]
 pub struct Upload(Arc<Mutex<Option<Body>>>);
 

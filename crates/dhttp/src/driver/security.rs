@@ -1,7 +1,7 @@
 //! Encryption: what a server needs to open datagrams and to speak TLS, and what a client knows of such servers.
 //!
-//! One thing has to be known of a server, the fingerprint of its certificate. TLS with that certificate brings the key for
-//! sealed datagrams, which changes from time to time.
+//! One thing has to be known of a server, the fingerprint of its certificate. TLS with that certificate brings the key
+//! for sealed datagrams, which changes from time to time.
 
 use std::collections::VecDeque;
 use std::fmt;

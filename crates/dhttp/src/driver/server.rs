@@ -11,26 +11,24 @@ use std::task::{Context, Waker};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use nix::sys::socket::setsockopt;
-use nix::sys::socket::sockopt::IpBindAddressNoPort;
 use rand::TryRng;
-use tokio::net::{TcpListener, TcpSocket, TcpStream, UdpSocket};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::{Notify, oneshot};
-use tokio::task::{AbortHandle, LocalSet, spawn_local};
+use tokio::task::{LocalSet, spawn_local};
 use tokio::time::timeout;
 
+use super::carry::Connection;
 use super::handle::{Ending, ServerHandle};
 use super::handover::Offered;
 use super::listener::Listener;
 use super::once::Window;
 use super::security::Security;
 use super::service::{Arrival, Body, Immediate, Request, Response, Room, Service};
-use super::stream::{Reader, StreamLimits, write_message};
+use super::stream::StreamLimits;
 use super::udp::{BATCH, Outgoing, Receiver, Sender};
-use crate::places::Places;
+use crate::quota::Quota;
 use crate::server::{
-    Carrier, ConnectionId, GlobalId, Path, Place, Received, Route, Server, ServerConfig, Ticket, Transmit,
-    Unsealed,
+    ConnectionId, GlobalId, Path, Permit, Received, Route, Server, ServerConfig, Ticket, Transmit, Unsealed,
 };
 
 /// How long a full socket may hold up the core before what is to be sent counts as lost.
@@ -144,31 +142,24 @@ pub fn serve<S: Service>(
             min_rate_bytes_per_s: options.min_rate_bytes_per_s,
         },
         scratch: RefCell::default(),
-        accepted: Places::default(),
+        accepted: Quota::default(),
         options,
     });
     let tcp = listener.tcp.map(TcpListener::from_std).transpose()?;
     Ok((handle, async move { LocalSet::new().run_until(driver.run(tcp)).await }))
 }
 
-/// A connection that the server opened.
-struct Connection {
-    /// There is a response to carry.
-    called: Rc<Notify>,
-    task: AbortHandle,
-}
-
 pub(super) struct Driver<S> {
     udp: UdpSocket,
     /// Whence answers leave, if not from `udp`.
     answers: Option<UdpSocket>,
-    local: SocketAddr,
+    pub(super) local: SocketAddr,
     pub(super) core: RefCell<Server>,
     pub(super) service: S,
     /// As many as the protocol core knows.
-    connections: RefCell<HashMap<ConnectionId, Connection>>,
+    pub(super) connections: RefCell<HashMap<ConnectionId, Connection>>,
     /// Responses that connections are to carry, as many as the core knows: each comes when it is made.
-    to_carry: RefCell<HashMap<GlobalId, oneshot::Receiver<Body>>>,
+    pub(super) to_carry: RefCell<HashMap<GlobalId, oneshot::Receiver<Body>>>,
     /// A task has changed the core: there may be something to send, to close or to wait for.
     pub(super) changed: Notify,
     pub(super) handle: ServerHandle,
@@ -177,12 +168,12 @@ pub(super) struct Driver<S> {
     /// Responses that are there already are put together here.
     scratch: RefCell<Vec<u8>>,
     /// The connections that clients opened.
-    pub(super) accepted: Places,
+    pub(super) accepted: Quota,
 }
 
 /// What is kept of a request while the site works for it.
 struct Work {
-    place: Place,
+    permit: Permit,
     /// See [`Server::respond_long`].
     long: bool,
     /// It was sealed.
@@ -301,61 +292,46 @@ impl<S: Service> Driver<S> {
             Unsealed::Done => return,
         };
         let received = core.handle_datagram(path, datagram, now);
-        let (ticket, http, head_bytes) = match received {
-            Received::Request { ticket, http, head_bytes } => (ticket, http, head_bytes),
-            Received::Executed { ticket, response } => {
-                drop(core);
-                return self.repeat(ticket, response, arrival.local, now);
+        drop(core);
+        match received {
+            Received::Request { ticket, http, head_bytes } => {
+                self.handle_request(arrival, ticket, http, head_bytes, now);
             }
-            Received::Done => return,
-        };
-        let once = core.numbered(&ticket).is_some();
+            Received::Executed { ticket, response } => self.repeat(ticket, response, arrival.local, now),
+            Received::Done => {}
+        }
+    }
+
+    /// Answers a request at once if the service can, and otherwise has it work for an answer.
+    fn handle_request(
+        self: &Rc<Self>,
+        arrival: Arrival,
+        mut ticket: Ticket,
+        http: &[u8],
+        head_bytes: usize,
+        now: Instant,
+    ) {
+        let core = self.core.borrow();
         // What came of a request that must not be repeated is kept before it is sent.
+        let once = core.numbered(&ticket).is_some();
         let mut long = core.must_use_connection(&ticket) && !once;
-        if once {
-            // Its address is proved.
-        } else if http.len() == head_bytes && !long {
-            let mut response = self.scratch.borrow_mut();
-            response.clear();
-            let room = Room {
-                most_bytes: core.room_bytes(&ticket),
-                connection: core.may_connect(&ticket),
-                proved: core.is_proved(&ticket),
-            };
-            let head = core.request_head(http);
-            match self.service.respond_now(&arrival, &head, room, &mut response) {
-                Immediate::Written => {
-                    let id = ticket.global_id();
-                    let route = core.respond(ticket, &response, now);
-                    if matches!(route, Route::Connection(_)) {
-                        drop(core);
-                        if let Some(job) = self.follow(route, id, arrival.local) {
-                            let _ = job.send(Body::full(Bytes::copy_from_slice(&response)));
-                        }
-                    }
-                    return;
-                }
-                Immediate::Long(response) => {
-                    let id = ticket.global_id();
-                    let route = core.respond_long(ticket, now);
-                    drop(core);
-                    if let Some(job) = self.follow(route, id, arrival.local) {
-                        let _ = job.send(response.http);
-                    }
-                    return;
-                }
-                Immediate::TooLong => long = true,
-                Immediate::Unknown => {}
+        drop(core);
+        if !once && !long && http.len() == head_bytes {
+            match self.answer_at_once(&arrival, ticket, http, now) {
+                Some(unanswered) => (ticket, long) = unanswered,
+                None => return,
             }
         }
+        let mut core = self.core.borrow_mut();
+        // One that must not be repeated has a proved address.
         if !once && !core.is_proved(&ticket) {
-            // A forged address must not cost the site work. Who is real has a token one round trip later, and keeps it; who
-            // does not know tokens comes by TCP.
+            // A forged address must not cost the site work. Who is real has a token one round trip later, and keeps it;
+            // who does not know tokens comes by TCP.
             core.respond_long(ticket, now);
             return;
         }
         let sealed = core.is_sealed(&ticket);
-        let Some((ticket, place)) = core.begin(ticket) else { return };
+        let Some((ticket, permit)) = core.begin(ticket) else { return };
         drop(core);
         let http = Bytes::copy_from_slice(http);
         // One that must not be repeated is known by its number.
@@ -365,7 +341,7 @@ impl<S: Service> Driver<S> {
         let request =
             Request { arrival, head: http.slice(..head_bytes), body: Body::full(http.slice(head_bytes..)) };
         let guard = TicketGuard { driver: Rc::clone(self), ticket: Some(ticket), local: arrival.local };
-        let answer = Rc::clone(self).answer(guard, request, Work { place, long, offered });
+        let answer = Rc::clone(self).answer(guard, request, Work { permit, long, offered });
         let mut answer: Pin<Box<dyn Future<Output = ()>>> = Box::pin(answer);
         // A response that is there already needs no task.
         if answer.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
@@ -373,21 +349,64 @@ impl<S: Service> Driver<S> {
         }
     }
 
+    /// Answers a request with a response that is there already. Where there is none, gives the ticket back, and says
+    /// whether the response will be too long for datagrams.
+    fn answer_at_once(
+        self: &Rc<Self>,
+        arrival: &Arrival,
+        ticket: Ticket,
+        http: &[u8],
+        now: Instant,
+    ) -> Option<(Ticket, bool)> {
+        let mut core = self.core.borrow_mut();
+        let mut response = self.scratch.borrow_mut();
+        response.clear();
+        let room = Room {
+            most_bytes: core.room_bytes(&ticket),
+            connection: core.may_connect(&ticket),
+            proved: core.is_proved(&ticket),
+        };
+        let id = ticket.global_id();
+        let head = core.request_head(http);
+        match self.service.respond_now(arrival, &head, room, &mut response) {
+            Immediate::Written => {
+                let route = core.respond(ticket, &response, now);
+                drop(core);
+                if matches!(route, Route::Connection(_))
+                    && let Some(job) = self.follow(route, id, arrival.local)
+                {
+                    let _ = job.send(Body::full(Bytes::copy_from_slice(&response)));
+                }
+                None
+            }
+            Immediate::Long(response) => {
+                let route = core.respond_long(ticket, now);
+                drop(core);
+                if let Some(job) = self.follow(route, id, arrival.local) {
+                    let _ = job.send(response.http);
+                }
+                None
+            }
+            Immediate::TooLong => Some((ticket, true)),
+            Immediate::Unknown => Some((ticket, false)),
+        }
+    }
+
     async fn answer(self: Rc<Self>, mut guard: TicketGuard<S>, request: Request, work: Work) {
-        let Work { place, long, mut offered } = work;
+        let Work { permit, long, mut offered } = work;
         let Some(id) = guard.ticket.as_ref().map(Ticket::global_id) else { return };
         if long {
             // Set up while the response is made (DHTTP §III).
             if let Some(job) = self.route_long(&mut guard, id) {
                 let Response { mut http, .. } = self.respond(request).await;
-                http.keep(place);
+                http.keep(permit);
                 // The connection has broken: the core has told the client.
                 let _ = job.send(http);
             }
             return;
         }
         let Response { total_bytes, mut http } = self.respond(request).await;
-        http.keep(place);
+        http.keep(permit);
         if let Some(joined) = offered.as_mut().and_then(Offered::joined) {
             // Its client waits on a connection, and no longer for a datagram.
             let _ = joined.send(Response { total_bytes, http });
@@ -451,89 +470,6 @@ impl<S: Service> Driver<S> {
         let route = self.core.borrow_mut().respond_long(ticket, Instant::now());
         self.executed();
         self.follow(route, id, guard.local)
-    }
-
-    /// Where to put the response, if a connection is to carry it.
-    pub(super) fn follow(
-        self: &Rc<Self>,
-        route: Route,
-        id: GlobalId,
-        local: Option<IpAddr>,
-    ) -> Option<oneshot::Sender<Body>> {
-        self.changed.notify_one();
-        let Route::Connection(carrier) = route else { return None };
-        let (sender, http) = oneshot::channel();
-        self.to_carry.borrow_mut().insert(id, http);
-        match carrier {
-            Carrier::Busy => {}
-            Carrier::Idle(connection) => {
-                if let Some(connection) = self.connections.borrow().get(&connection) {
-                    connection.called.notify_one();
-                }
-            }
-            Carrier::New(connection, to) => {
-                let called = Rc::new(Notify::new());
-                let from = local.unwrap_or(self.local.ip());
-                let run = Rc::clone(self).connection(connection, from, to, Rc::clone(&called));
-                let task = spawn_local(run).abort_handle();
-                self.connections.borrow_mut().insert(connection, Connection { called, task });
-            }
-        }
-        Some(sender)
-    }
-
-    /// A connection that the server opens, to its end.
-    async fn connection(
-        self: Rc<Self>,
-        connection: ConnectionId,
-        from: IpAddr,
-        to: SocketAddr,
-        called: Rc<Notify>,
-    ) {
-        if let Err(error) = self.carry(connection, from, to, &called).await {
-            tracing::debug!(%error, %to, "connection to a client ended");
-        }
-        self.connections.borrow_mut().remove(&connection);
-        self.core.borrow_mut().on_connection_closed(connection, Instant::now());
-        self.give_up();
-        self.changed.notify_one();
-    }
-
-    async fn carry(
-        &self,
-        connection: ConnectionId,
-        from: IpAddr,
-        to: SocketAddr,
-        called: &Notify,
-    ) -> io::Result<()> {
-        let mut stream = connect(from, to).await?;
-        let (read, mut write) = stream.split();
-        let mut reader = Reader::new(read, self.limits.clone());
-        loop {
-            let next = self.core.borrow_mut().next_response(connection, Instant::now());
-            let Some(id) = next else {
-                // It is idle, until when the core may want to know.
-                self.changed.notify_one();
-                tokio::select! {
-                    biased;
-                    // The client closes, or speaks, which is not for it to do here.
-                    () = reader.closed() => return Ok(()),
-                    () = called.notified() => continue,
-                }
-            };
-            let http = self.to_carry.borrow_mut().remove(&id).ok_or(io::ErrorKind::NotFound)?;
-            let http = http.await.map_err(|_| io::Error::from(io::ErrorKind::ConnectionAborted))?;
-            write_message(&mut write, &id.1.0, http, &self.limits).await?;
-        }
-    }
-
-    /// Forgets the responses that no connection will carry.
-    fn give_up(&self) {
-        loop {
-            let given_up = self.core.borrow_mut().poll_given_up();
-            let Some(id) = given_up else { return };
-            self.to_carry.borrow_mut().remove(&id);
-        }
     }
 
     /// Sends and closes what the core wants sent and closed.
@@ -601,24 +537,6 @@ async fn hand_over(offered: Option<Offered>, response: Response) {
     if let Some(offered) = offered {
         offered.hand_over(response).await;
     }
-}
-
-/// A connection from the address that was asked, so that the client does not take it for a cache's.
-async fn connect(from: IpAddr, to: SocketAddr) -> io::Result<TcpStream> {
-    let socket = if to.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
-    bind_address(&socket, from)?;
-    socket.set_nodelay(true)?;
-    socket.connect(to).await
-}
-
-/// Binds to an address that is definite. The port is chosen by connecting, when it need only be new for that peer: a port
-/// of its own for each connection would run out, and takes longer to find.
-pub(super) fn bind_address(socket: &TcpSocket, address: IpAddr) -> io::Result<()> {
-    if address.is_unspecified() {
-        return Ok(());
-    }
-    setsockopt(socket, IpBindAddressNoPort, &true)?;
-    socket.bind(SocketAddr::new(address, 0))
 }
 
 /// The next connection; never one if there is no listener.

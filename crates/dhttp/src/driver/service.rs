@@ -12,7 +12,7 @@ use tidegate_http::normalize::Personality;
 use tidegate_http::{HeadLimits, Method, RequestHead, status_reason, write_chunk_header, write_last_chunk};
 use tokio::sync::mpsc;
 
-use crate::server::Place;
+use crate::server::Permit;
 
 /// Pieces of a body that wait to be taken.
 const BODY_PIECES: usize = 4;
@@ -28,7 +28,7 @@ pub struct Body {
     first: Option<Bytes>,
     rest: Option<Rest>,
     /// Of the client it is for, while it is still being made.
-    place: Option<Place>,
+    permit: Option<Permit>,
 }
 
 enum Rest {
@@ -79,7 +79,7 @@ impl BodySender {
 impl Body {
     /// A body that is there already.
     pub fn full(bytes: Bytes) -> Self {
-        Self { first: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, place: None }
+        Self { first: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, permit: None }
     }
 
     /// A body that is still being made.
@@ -87,7 +87,7 @@ impl Body {
         let (sender, pieces) = mpsc::channel(BODY_PIECES);
         let complete = Arc::new(AtomicBool::new(false));
         let rest = Rest::Queue { pieces, complete: Arc::clone(&complete) };
-        (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest), place: None })
+        (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest), permit: None })
     }
 
     /// `first`, then what is there already in pieces: taken one by one as the peer takes them.
@@ -114,7 +114,7 @@ impl Body {
             return Some(Ok(piece));
         }
         self.rest = None;
-        self.place = None;
+        self.permit = None;
         (!complete).then_some(Err(Aborted))
     }
 
@@ -140,10 +140,10 @@ impl Body {
         Ok(whole.into())
     }
 
-    /// A body that is still being made keeps its client's place until then.
-    pub(super) fn keep(&mut self, place: Place) {
+    /// A body that is still being made keeps its client's permit until then.
+    pub(super) fn keep(&mut self, permit: Permit) {
         if matches!(self.rest, Some(Rest::Queue { .. })) {
-            self.place = Some(place);
+            self.permit = Some(permit);
         }
     }
 

@@ -144,7 +144,8 @@ impl<R: AsyncRead + Unpin> Reader<R> {
         Ok(RequestId(id))
     }
 
-    /// The head of the next request, with the protocol's header in front of it; `patience` is how long it may take to begin.
+    /// The head of the next request, with the protocol's header in front of it; `patience` is how long it may take to
+    /// begin.
     pub async fn request_head(
         &mut self,
         reading: Reading,

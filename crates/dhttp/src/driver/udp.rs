@@ -1,5 +1,5 @@
-//! Datagrams in batches: one system call receives or sends up to [`BATCH`] messages. A message that is sent may be several
-//! datagrams to one client.
+//! Datagrams in batches: one system call receives or sends up to [`BATCH`] messages. A message that is sent may be
+//! several datagrams to one client.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
@@ -27,7 +27,8 @@ pub(super) struct Receiver {
     headers: MultiHeaders<SockaddrStorage>,
     buffers: Vec<Vec<u8>>,
     received: Vec<Received>,
-    /// How many datagrams the kernel has dropped since the socket was opened, because nobody had read those before them.
+    /// How many datagrams the kernel has dropped since the socket was opened, because nobody had read those before
+    /// them.
     overflowed: u32,
 }
 
@@ -122,7 +123,8 @@ impl SegmentReceiver {
         Self { buffer: vec![0; BUFFER_BYTES], control: nix::cmsg_space!(i32) }
     }
 
-    /// Lets the kernel hand over datagrams together (generic receive offload); one that cannot hands them over one by one.
+    /// Lets the kernel hand over datagrams together (generic receive offload); one that cannot hands them over one by
+    /// one.
     pub fn enable(socket: &UdpSocket) {
         if let Err(error) = setsockopt(socket, UdpGroSegment, &true) {
             tracing::debug!(%error, "datagrams are received one by one");
@@ -198,9 +200,9 @@ impl Sender {
         }
     }
 
-    /// Sends a number of `datagrams` without waiting; how many were taken from their front. A datagram that cannot be sent
-    /// is as good as lost on the way, and the client will ask again. They leave from `from`, an address of the socket's
-    /// family. Pieces of one response pass the network stack as one message (generic segmentation offload).
+    /// Sends a number of `datagrams` without waiting; how many were taken from their front. A datagram that cannot be
+    /// sent is as good as lost on the way, and the client will ask again. They leave from `from`, an address of the
+    /// socket's family. Pieces of one response pass the network stack as one message (generic segmentation offload).
     ///
     /// # Errors
     /// `WouldBlock` if the socket is full.
@@ -297,8 +299,8 @@ impl Sender {
 /// Datagrams that one call to the kernel sends to one client.
 type Message<'d> = Vec<Outgoing<'d>>;
 
-/// Up to [`BATCH`] messages from the front of `datagrams`, and the length at which the kernel is to cut them if one of them
-/// has several. In a message all have this length but the last, which may be shorter.
+/// Up to [`BATCH`] messages from the front of `datagrams`, and the length at which the kernel is to cut them if one of
+/// them has several. In a message all have this length but the last, which may be shorter.
 fn messages<'d>(datagrams: &[Outgoing<'d>]) -> (Vec<Message<'d>>, Option<u16>) {
     let mut messages: Vec<Message<'d>> = Vec::with_capacity(datagrams.len().min(BATCH));
     let (mut segment_bytes, mut longest) = (None, 0);

@@ -92,7 +92,8 @@ fn after_scheme(target: &str, gateway: SocketAddr) -> Result<&str, Refusal> {
             Err(Refusal::request(format!("this proxy fetches http:// URLs, not {scheme}://")))
         }
         _ => Err(Refusal::request(format!(
-            "this is an HTTP proxy, not a web server: set http://{gateway} as your browser's HTTP proxy, or try curl --proxy http://{gateway} http://www.example.org/"
+            "this is an HTTP proxy, not a web server: set http://{gateway} as your browser's HTTP proxy, or try curl \
+             --proxy http://{gateway} http://www.example.org/"
         ))),
     }
 }
@@ -281,7 +282,8 @@ mod tests {
     #[test]
     fn what_concerns_the_clients_connection_stays_behind() {
         let head = Bytes::from_static(
-            b"POST http://a:81/x HTTP/1.1\r\nHost: b\r\nProxy-Connection: keep-alive\r\nConnection: X-One\r\nX-One: 1\r\nX-Two: 2\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n",
+            b"POST http://a:81/x HTTP/1.1\r\nHost: b\r\nProxy-Connection: keep-alive\r\nConnection: X-One\r\n\
+              X-One: 1\r\nX-Two: 2\r\nContent-Length: 3\r\nExpect: 100-continue\r\n\r\n",
         );
         let target = Target::of(&head, "127.0.0.1:3128".parse().unwrap()).unwrap();
         assert_eq!(

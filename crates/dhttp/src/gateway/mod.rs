@@ -27,7 +27,7 @@ use crate::driver::{
     Body, BodySender, DhttpClient, FetchBody, FetchError, FetchRequest, FetchResponse, Fingerprint, Reading,
     Via,
 };
-use crate::places::Places;
+use crate::quota::Quota;
 
 use head::{Framing, Target, request_head, response_head};
 use offers::{Offered, Offers};
@@ -85,7 +85,9 @@ metric_set! {
         Counter gateway_connections_total: "Connections of clients accepted.",
         Counter gateway_connections_refused_total: "Connections turned away: a stranger's, or one too many.",
         Counter gateway_requests_total: "Requests taken.",
-        Counter gateway_refused_total: "Requests answered with an error because they were malformed, would loop, or lead where the client may not.",
+        Counter gateway_refused_total:
+            "Requests answered with an error because they were malformed, would loop, or lead where the client may \
+             not.",
         Counter gateway_failed_total: "Requests for which no server gave an answer.",
         Counter gateway_datagram_total: "Responses that came in one datagram.",
         Counter gateway_stream_total: "Responses that came by DHTTP on a connection.",
@@ -98,8 +100,8 @@ struct Gateway {
     client: DhttpClient,
     options: GatewayOptions,
     offers: Mutex<Offers>,
-    places: Places,
-    turned_away: Places,
+    quota: Quota,
+    turned_away: Quota,
     metrics: Arc<Mutex<GatewayMetrics>>,
 }
 
@@ -111,8 +113,8 @@ pub async fn serve(
     metrics: Arc<Mutex<GatewayMetrics>>,
 ) {
     let offers = Mutex::new(Offers::new(options.offers));
-    let (places, turned_away) = Default::default();
-    let gateway = Arc::new(Gateway { client, options, offers, places, turned_away, metrics });
+    let (quota, turned_away) = Default::default();
+    let gateway = Arc::new(Gateway { client, options, offers, quota, turned_away, metrics });
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => gateway.accept(stream, peer),
@@ -162,7 +164,7 @@ impl Gateway {
         }
         // Behind this host's own address are many programs.
         let of_peer = if address.is_loopback() { options.connections } else { options.connections_per_peer };
-        let Some(place) = self.places.take(address, of_peer, options.connections) else {
+        let Some(permit) = self.quota.take(address, of_peer, options.connections) else {
             return self.turn_away(stream, peer, Refusal::too_many());
         };
         self.count(|metrics| metrics.gateway_connections_total.add(1));
@@ -171,7 +173,7 @@ impl Gateway {
             if let Err(error) = gateway.connection(stream, peer).await {
                 tracing::debug!(%error, %peer, "connection ended");
             }
-            drop(place);
+            drop(permit);
         });
     }
 
@@ -179,7 +181,7 @@ impl Gateway {
     fn turn_away(self: &Arc<Self>, mut stream: TcpStream, peer: SocketAddr, refusal: Refusal) {
         self.count(|metrics| metrics.gateway_connections_refused_total.add(1));
         let (of_peer, in_all) = TURNED_AWAY;
-        let Some(place) = self.turned_away.take(peer.ip(), of_peer, in_all) else { return };
+        let Some(permit) = self.turned_away.take(peer.ip(), of_peer, in_all) else { return };
         tracing::warn!(%peer, reason = refusal.details, "turned away");
         let limits = self.limits();
         tokio::spawn(async move {
@@ -192,7 +194,7 @@ impl Gateway {
             if let Ok(Err(error)) = timeout(REFUSAL_TIME, say).await {
                 tracing::debug!(%error, %peer, "was not told why");
             }
-            drop(place);
+            drop(permit);
         });
     }
 
@@ -322,9 +324,10 @@ impl Gateway {
         outcome
     }
 
-    /// Encrypted, as long as the server has the certificate that it announced. What it announced by HTTP protects from who
-    /// listens, not from who can answer in its place: where it does not hold any more, HTTP is no worse. A body that goes on
-    /// as it comes is not turned over to HTTP: the client hears of it, and the next request finds out anew.
+    /// Encrypted, as long as the server has the certificate that it announced. What it announced by HTTP protects from
+    /// who listens, not from who can answer in its place: where it does not hold any more, HTTP is no worse. A body
+    /// that goes on as it comes is not turned over to HTTP: the client hears of it, and the next request finds out
+    /// anew.
     async fn fetch_secured(
         &self,
         target: &Target,

@@ -11,9 +11,9 @@ const DEFAULT_AGE: Duration = Duration::from_secs(86_400);
 /// Longer promises are not believed.
 const MOST_AGE: Duration = Duration::from_secs(7 * 86_400);
 
-/// Whether a server may speak DHTTP at `port`: none does at a client's port, and below 1024, where other services listen,
-/// it is HTTP's or the one at which the site, `origin`, has answered. Who may choose another port could have datagrams
-/// sent to such a service.
+/// Whether a server may speak DHTTP at `port`: none does at a client's port, and below 1024, where other services
+/// listen, it is HTTP's or the one at which the site, `origin`, has answered. Who may choose another port could have
+/// datagrams sent to such a service.
 pub(super) fn may_be_a_servers(port: u16, origin: Option<u16>) -> bool {
     let is_webs = matches!(port, 80 | 443) || origin == Some(port);
     (port >= 1024 || is_webs) && !ClientPorts::default().contains(port)

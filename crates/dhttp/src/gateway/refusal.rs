@@ -86,7 +86,9 @@ impl Refusal {
         let quoted = details.replace('\\', "\\\\").replace('"', "\\\"");
         let length = text.len();
         let mut http = format!(
-            "HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\nCache-Control: no-store\r\nProxy-Status: {PSEUDONYM}; error={error}; details=\"{quoted}\"\r\nConnection: close\r\n\r\n"
+            "HTTP/1.1 {status} {reason}\r\nContent-Type: text/plain\r\nContent-Length: {length}\r\n\
+             Cache-Control: no-store\r\nProxy-Status: {PSEUDONYM}; error={error}; details=\"{quoted}\"\r\n\
+             Connection: close\r\n\r\n"
         );
         if method != Method::Head {
             http.push_str(&text);

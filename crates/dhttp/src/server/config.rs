@@ -11,11 +11,11 @@ use crate::ports::ClientPorts;
 pub struct ServerConfig {
     /// Longest HTTP response sent by UDP, in bytes: `s` of DHTTP §III-C.
     pub size_threshold_bytes: usize,
-    /// Longest HTTP response sent in several datagrams to clients that take them, in bytes, while nothing is known of the
-    /// way to them: what TCP would send before it hears of the first of them (RFC 6928). With 0 there are none.
+    /// Longest HTTP response sent in several datagrams to clients that take them, in bytes, while nothing is known of
+    /// the way to them: what TCP would send before it hears of the first of them (RFC 6928). With 0 there are none.
     pub pieces_bytes: usize,
-    /// The same to a network on the way to which nothing has been lost for a while. A few of them fit the receive buffer
-    /// that a client gets from a kernel as it is by default.
+    /// The same to a network on the way to which nothing has been lost for a while. A few of them fit the receive
+    /// buffer that a client gets from a kernel as it is by default.
     pub most_pieces_bytes: usize,
     /// Longest datagram payload to an IPv4 client, in bytes; beyond 1,472 Ethernet fragments it.
     pub datagram_v4_bytes: usize,
@@ -31,8 +31,8 @@ pub struct ServerConfig {
     pub answered_ids: usize,
     /// Most requests being answered at one time; more are told to use TCP.
     pub in_flight: usize,
-    /// Most requests of one client network (an IPv4 address, 64 bits of an IPv6 address) that the site works for, or whose
-    /// responses still come from it; more are told to use TCP.
+    /// Most requests of one client network (an IPv4 address, 64 bits of an IPv6 address) that the site works for, or
+    /// whose responses still come from it; more are told to use TCP.
     pub per_client: usize,
     /// Most sealed datagrams opened in a second for addresses that are not proved: each costs a key exchange, some 50
     /// microseconds. More are asked for proof first.

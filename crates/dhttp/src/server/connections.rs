@@ -27,7 +27,8 @@ pub struct ConnectionLimits {
     pub idle_timeout: Duration,
     /// How long a client may take to accept a connection.
     pub connect_timeout: Duration,
-    /// How long no connection is opened to a client's TCP channel that refused one, and to a client that did not answer.
+    /// How long no connection is opened to a client's TCP channel that refused one, and to a client that did not
+    /// answer.
     pub unreachable_for: Duration,
     /// Where they are remembered: one memory for all cores.
     pub unreachable: Unreachable,
@@ -50,8 +51,8 @@ impl Default for ConnectionLimits {
 /// How many written responses are remembered in case their connection breaks.
 const SENT_REMEMBERED: usize = 16;
 
-/// The client's TCP channel, and the server's address where there are several: what came from another one would be taken
-/// for a cache's.
+/// The client's TCP channel, and the server's address where there are several: what came from another one would be
+/// taken for a cache's.
 type Ends = (SocketAddr, Option<IpAddr>);
 
 /// A response that a connection owes: the request's id and the address its datagram came from.

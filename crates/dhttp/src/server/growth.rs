@@ -2,9 +2,9 @@
 //! size threshold" (DHTTP §III-C and §VII).
 //!
 //! It begins with what TCP sends before it hears of the first of it (RFC 6928). While nothing is lost on the way it
-//! doubles, as TCP's window would, but within seconds instead of round trips: nobody acknowledges pieces. One loss and it
-//! is at the beginning again, until that has lost half its value; so it is when little was sent for a while, because the
-//! path may have changed (RFC 7661).
+//! doubles, as TCP's window would, but within seconds instead of round trips: nobody acknowledges pieces. One loss and
+//! it is at the beginning again, until that has lost half its value; so it is when little was sent for a while, because
+//! the path may have changed (RFC 7661).
 
 use std::time::{Duration, Instant};
 
@@ -36,8 +36,8 @@ impl Growth {
         *self = Self::new(now);
     }
 
-    /// The limit, in bytes, between `first` and `most`. `resent` is how many requests were resent, each for what it still
-    /// counts, and `forgotten_after` how long what is known about a path is good.
+    /// The limit, in bytes, between `first` and `most`. `resent` is how many requests were resent, each for what it
+    /// still counts, and `forgotten_after` how long what is known about a path is good.
     pub fn bytes(
         &mut self,
         (first, most): (usize, usize),

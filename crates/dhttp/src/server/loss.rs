@@ -32,8 +32,8 @@ impl LossMonitor {
         Self { threshold: threshold.clamp(0.0, 1.0), half_life, fresh: 0.0, resent: 0.0, at: now }
     }
 
-    /// A response was sent by UDP to a request without the resend flag, in so many datagrams: each of them might be lost,
-    /// and it takes the loss of one alone for the client to ask again.
+    /// A response was sent by UDP to a request without the resend flag, in so many datagrams: each of them might be
+    /// lost, and it takes the loss of one alone for the client to ask again.
     pub fn on_fresh(&mut self, datagrams: usize, now: Instant) {
         self.age(now);
         self.fresh += datagrams as f64;
@@ -76,7 +76,8 @@ impl LossMonitor {
     }
 }
 
-/// One network's part in what is known in all: so many have to suffer before those are concerned of which nothing is known.
+/// One network's part in what is known in all: so many have to suffer before those are concerned of which nothing is
+/// known.
 const NETWORKS_ALIKE: f64 = 8.0;
 /// Resent requests that are remembered, so that one counts once however often it is sent.
 const COUNTED: usize = 4096;
@@ -86,7 +87,7 @@ const COUNTED: usize = 4096;
 #[derive(Debug)]
 pub(super) struct Conditions {
     overall: LossMonitor,
-    networks: HashMap<Network, OfNetwork>,
+    networks: HashMap<Network, NetworkConditions>,
     /// In the order in which they came; the oldest makes room for the newest.
     order: VecDeque<Network>,
     capacity: usize,
@@ -96,14 +97,14 @@ pub(super) struct Conditions {
 }
 
 #[derive(Debug)]
-struct OfNetwork {
+struct NetworkConditions {
     monitor: LossMonitor,
     /// What of its resent requests counts in all, too.
     in_all: f64,
     growth: Growth,
 }
 
-impl OfNetwork {
+impl NetworkConditions {
     fn age(&mut self, now: Instant) {
         self.in_all *= self.monitor.age(now);
     }
@@ -211,7 +212,7 @@ impl Conditions {
         assert_eq!(self.networks.len(), self.order.len());
     }
 
-    fn network(&mut self, client: IpAddr, now: Instant) -> &mut OfNetwork {
+    fn network(&mut self, client: IpAddr, now: Instant) -> &mut NetworkConditions {
         let network = Network::of(client);
         if !self.networks.contains_key(&network) {
             if self.order.len() >= self.capacity
@@ -222,7 +223,7 @@ impl Conditions {
             self.order.push_back(network);
         }
         let (threshold, half_life) = (self.overall.threshold, self.overall.half_life);
-        self.networks.entry(network).or_insert_with(|| OfNetwork {
+        self.networks.entry(network).or_insert_with(|| NetworkConditions {
             monitor: LossMonitor::new(threshold, half_life, now),
             in_all: 0.0,
             growth: Growth::new(now),

@@ -20,10 +20,12 @@ metric_set! {
         Counter dhttp_sealed_opened_total: "Sealed requests by UDP that were opened.",
         Counter dhttp_sealed_refused_total: "Sealed requests by UDP of an unknown key, or changed on their way.",
         Counter dhttp_requests_shed_total: "Requests answered with use TCP because too many were being answered.",
-        Counter dhttp_requests_crowded_total: "Requests answered with use TCP because the site worked for too many of their client's.",
+        Counter dhttp_requests_crowded_total:
+            "Requests answered with use TCP because the site worked for too many of their client's.",
         Counter dhttp_tokens_refused_total: "Tokens that were malformed, out of date or of another address.",
         Counter dhttp_tokens_asked_total: "Answers that asked the client to prove its address.",
-        Counter dhttp_answers_suppressed_total: "Answers not sent because they were too long for the datagram they answer.",
+        Counter dhttp_answers_suppressed_total:
+            "Answers not sent because they were too long for the datagram they answer.",
         Counter dhttp_responses_udp_total: "HTTP responses sent by UDP.",
         Counter dhttp_responses_pieces_total: "HTTP responses sent in several datagrams.",
         Counter dhttp_pieces_total: "Datagrams that held a piece of a response.",
@@ -35,9 +37,12 @@ metric_set! {
         Counter dhttp_connections_idle_total: "Connections to clients closed because they were idle too long.",
         Counter dhttp_connections_evicted_total: "Idle connections to clients closed to make room for another.",
         Counter dhttp_connections_refused_total: "Responses for which no connection could be had because of a limit.",
-        Counter dhttp_connections_spared_total: "Responses for which no connection was opened because the client had not accepted one.",
+        Counter dhttp_connections_spared_total:
+            "Responses for which no connection was opened because the client had not accepted one.",
         Gauge dhttp_connections_open: "Connections to clients open or being opened now.",
         Gauge dhttp_requests_in_flight: "Requests being answered now.",
-        Gauge dhttp_high_loss: "1 while short responses to networks of which little is known mostly go by connections, because requests of many networks are resent.",
+        Gauge dhttp_high_loss:
+            "1 while short responses to networks of which little is known mostly go by connections, because requests \
+             of many networks are resent.",
     }
 }

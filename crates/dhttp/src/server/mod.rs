@@ -32,7 +32,7 @@ use rand::rngs::StdRng;
 use tidegate_http::normalize::Personality;
 use tidegate_http::{HeadLimits, RequestHead};
 
-use crate::places::Places;
+use crate::quota::Quota;
 use crate::sealed::{ResponseSealer, ServerKeys};
 use crate::token::TokenKeys;
 use crate::wire::{Answer, Numbered, PieceRange, RequestId, Response};
@@ -46,7 +46,7 @@ pub use ring::GlobalId;
 pub use seal::Unsealed;
 pub use unreachable::Unreachable;
 
-pub use crate::places::Place;
+pub use crate::quota::Permit;
 
 use connections::Connections;
 use loss::Conditions;
@@ -171,7 +171,7 @@ struct InFlight {
     /// It was sealed, and so is its response.
     seal: Option<ResponseSealer>,
     /// Its client's, once the site is to work for it.
-    place: Option<Place>,
+    permit: Option<Permit>,
 }
 
 impl InFlight {
@@ -208,7 +208,7 @@ pub struct Server {
     unsealed: Option<ResponseSealer>,
     /// How many datagrams of unproved addresses were opened in this second.
     opened: (u64, u32),
-    places: Places,
+    quota: Quota,
     stressed: bool,
     transmits: VecDeque<Transmit>,
     closes: VecDeque<ConnectionId>,
@@ -231,7 +231,7 @@ impl Server {
             rng: StdRng::from_seed(seed),
             started: (now, unix_s),
             loss: Conditions::new(&config, now),
-            places: Places::default(),
+            quota: Quota::default(),
             answered: AnsweredRing::new(config.answered_ids),
             in_flight: HashMap::new(),
             connections: Connections::new(config.connections.clone()),
@@ -300,13 +300,13 @@ impl Server {
         self.in_flight.get(&ticket.0).is_some_and(|request| request.seal.is_some())
     }
 
-    /// A place for the request among those of its client, to be kept while the site works for it. `None`: the client has as
-    /// many as it may have, and has been told to use TCP; forget the request.
-    pub fn begin(&mut self, ticket: Ticket) -> Option<(Ticket, Place)> {
+    /// A permit of its client's quota for the request, to be kept while the site works for it. `None`: the client has
+    /// as many as it may have, and has been told to use TCP; forget the request.
+    pub fn begin(&mut self, ticket: Ticket) -> Option<(Ticket, Permit)> {
         let request = self.in_flight.get_mut(&ticket.0)?;
-        let (client, kept) = (request.client.ip(), request.place.take());
-        match kept.or_else(|| self.place_of(client)) {
-            Some(place) => Some((ticket, place)),
+        let (client, kept) = (request.client.ip(), request.permit.take());
+        match kept.or_else(|| self.permit_for(client)) {
+            Some(permit) => Some((ticket, permit)),
             None => {
                 let request = self.take(ticket.0)?;
                 self.metrics.dhttp_requests_crowded_total.add(1);
@@ -316,8 +316,16 @@ impl Server {
         }
     }
 
-    fn place_of(&self, client: IpAddr) -> Option<Place> {
-        self.places.take(client, self.config.per_client, usize::MAX)
+    fn permit_for(&self, client: IpAddr) -> Option<Permit> {
+        self.quota.take(client, self.config.per_client, usize::MAX)
+    }
+
+    /// Remembers a request until it is answered.
+    fn put_in_flight(&mut self, id: RequestId, request: InFlight) -> Ticket {
+        let global_id = (request.client.ip(), id);
+        self.in_flight.insert(global_id, request);
+        self.metrics.dhttp_requests_in_flight.add(1);
+        Ticket(global_id)
     }
 
     fn take(&mut self, id: GlobalId) -> Option<InFlight> {
@@ -326,8 +334,8 @@ impl Server {
         Some(request)
     }
 
-    /// The next datagram to send. At most one for each datagram received, or the pieces of one response, and one for each
-    /// response that a broken connection owed.
+    /// The next datagram to send. At most one for each datagram received, or the pieces of one response, and one for
+    /// each response that a broken connection owed.
     pub fn poll_transmit(&mut self) -> Option<Transmit> {
         self.transmits.pop_front()
     }

@@ -39,13 +39,10 @@ impl Server {
     ) -> Received<'a> {
         let path = request.path();
         let Some(window) = self.window.clone().filter(|_| once != Once::No && request.knows_tokens) else {
-            self.metrics.dhttp_requests_unsafe_total.add(1);
-            self.transmit(path, id, Answer::UseTcp);
-            return Received::Done;
+            return self.divert(path, id, |metrics| &metrics.dhttp_requests_unsafe_total);
         };
         let Once::Numbered(numbered) = once else {
-            self.give_ticket(&window, path, id, once, now);
-            return Received::Done;
+            return self.give_ticket(&window, path, id, once, now);
         };
         if !request.proved {
             // Not even looked up: an address must not be answered what another has asked.
@@ -53,70 +50,60 @@ impl Server {
             return Received::Done;
         }
         if self.in_flight.len() >= self.config.in_flight {
-            self.metrics.dhttp_requests_shed_total.add(1);
-            self.transmit(path, id, Answer::UseTcp);
-            return Received::Done;
+            return self.divert(path, id, |metrics| &metrics.dhttp_requests_shed_total);
         }
-        let Some(place) = self.place_of(path.client.ip()) else {
-            self.metrics.dhttp_requests_crowded_total.add(1);
-            self.transmit(path, id, Answer::UseTcp);
-            return Received::Done;
+        let Some(permit) = self.permit_for(path.client.ip()) else {
+            return self.divert(path, id, |metrics| &metrics.dhttp_requests_crowded_total);
         };
+        request.once = Some(numbered);
+        request.permit = Some(permit);
         let content = Content { http, secret: request.seal.is_some() };
         let admission = lock(&window).admit(&numbered, content, path.client.ip(), Channel::Datagram, now);
         match admission {
+            Admission::Execute => {
+                self.metrics.dhttp_requests_total.add(1);
+                self.metrics.dhttp_once_executed_total.add(1);
+                Received::Request { ticket: self.put_in_flight(id, request), http, head_bytes }
+            }
+            Admission::Executed(response) => {
+                self.metrics.dhttp_once_repeated_total.add(1);
+                Received::Executed { ticket: self.put_in_flight(id, request), response }
+            }
             Admission::Running => {
                 self.metrics.dhttp_requests_duplicate_total.add(1);
-                return Received::Done;
+                Received::Done
             }
-            Admission::UseTcp => {
-                self.metrics.dhttp_requests_unsafe_total.add(1);
-                self.transmit(path, id, Answer::UseTcp);
-                return Received::Done;
-            }
+            Admission::UseTcp => self.divert(path, id, |metrics| &metrics.dhttp_requests_unsafe_total),
             Admission::Unknown => {
                 self.metrics.dhttp_once_unknown_total.add(1);
                 self.transmit(path, id, Answer::OutcomeUnknown);
-                return Received::Done;
+                Received::Done
             }
-            Admission::NewTicket => {
-                self.give_ticket(&window, path, id, once, now);
-                return Received::Done;
-            }
-            Admission::Execute | Admission::Executed(_) => {}
+            Admission::NewTicket => self.give_ticket(&window, path, id, once, now),
         }
-        request.once = Some(numbered);
-        request.place = Some(place);
-        let key = (path.client.ip(), id);
-        self.in_flight.insert(key, request);
-        self.metrics.dhttp_requests_in_flight.add(1);
-        if let Admission::Executed(response) = admission {
-            self.metrics.dhttp_once_repeated_total.add(1);
-            return Received::Executed { ticket: Ticket(key), response };
-        }
-        self.metrics.dhttp_requests_total.add(1);
-        self.metrics.dhttp_once_executed_total.add(1);
-        Received::Request { ticket: Ticket(key), http, head_bytes }
     }
 
     /// Never more than three times the shortest such request.
-    fn give_ticket(&mut self, window: &SharedWindow, path: Path, id: RequestId, once: Once, now: Instant) {
+    fn give_ticket<'a>(
+        &mut self,
+        window: &SharedWindow,
+        path: Path,
+        id: RequestId,
+        once: Once,
+        now: Instant,
+    ) -> Received<'a> {
         let (ticket, age_s) = {
             let mut window = lock(window);
             (window.issue(path.client.ip(), now), window.age_s(now))
         };
         let Some(ticket) = ticket else {
-            self.metrics.dhttp_requests_unsafe_total.add(1);
-            self.transmit(path, id, Answer::UseTcp);
-            return;
+            return self.divert(path, id, |metrics| &metrics.dhttp_requests_unsafe_total);
         };
         self.metrics.dhttp_once_tickets_total.add(1);
         let token = self.tokens.issue(path.client, self.unix_s(now));
-        self.transmit(
-            path,
-            id,
-            Answer::NewTicket { token: &token, ticket, refused: once.ticket_tail(), age_s },
-        );
+        let answer = Answer::NewTicket { token: &token, ticket, refused: once.ticket_tail(), age_s };
+        self.transmit(path, id, answer);
+        Received::Done
     }
 
     /// Tells the window what came of a request.

@@ -3,11 +3,12 @@
 use std::net::SocketAddr;
 use std::time::Instant;
 
+use tidegate_core::metrics::Counter;
 use tidegate_http::status_reason;
 
 use super::request::Check;
-use super::{InFlight, Path, Received, Server, Ticket, Wanted};
-use crate::token::Wear;
+use super::{InFlight, Path, Received, Server, ServerMetrics, Wanted};
+use crate::token::TokenAge;
 use crate::wire::{Answer, ID_BYTES, PieceRange, Pieces, Request, RequestId};
 
 impl Server {
@@ -55,32 +56,18 @@ impl Server {
         received_bytes: usize,
         now: Instant,
     ) -> Received<'a> {
-        let Path { client, local } = path;
-        let wear = self.proves(request.token, client, now);
-        let proved = wear.is_some();
+        let age = self.proves(request.token, path.client, now);
+        let proved = age.is_some();
         if request.resend && proved {
             self.metrics.dhttp_requests_resent_total.add(1);
         }
-        let global_id = (client.ip(), request.id);
-        if self.answered.contains(&global_id) {
-            self.metrics.dhttp_requests_answered_total.add(1);
-            return Received::Done;
-        }
-        if let Some(in_flight) = self.in_flight.get_mut(&global_id) {
-            // The answer goes to the first of them, but for what it may cost they count together.
-            if in_flight.client == client {
-                // A sealed one would have to be asked for again on a connection: it has come, and is only slow.
-                in_flight.resent |= request.resend && in_flight.seal.is_none();
-                in_flight.proved |= proved;
-                in_flight.received_bytes = in_flight.received_bytes.saturating_add(received_bytes);
-            }
-            self.metrics.dhttp_requests_duplicate_total.add(1);
+        if self.is_known(path.client, request, proved, received_bytes) {
             return Received::Done;
         }
         if request.resend && proved {
-            // Its answer was lost, or the request before it; one that is being answered is only slow. Who is not proved may be
-            // anyone: it must not talk the server into its high-loss mode.
-            self.loss.on_resent(global_id, now);
+            // Its answer was lost, or the request before it; one that is being answered is only slow. Who is not proved
+            // may be anyone: it must not talk the server into its high-loss mode.
+            self.loss.on_resent((path.client.ip(), request.id), now);
             self.report_loss(now);
         }
         let (head_bytes, repeatable) = match self.checker.check(request.http) {
@@ -92,52 +79,96 @@ impl Server {
                 return Received::Done;
             }
         };
-        let pieces_bytes = match request.pieces {
-            Pieces::Unknown => 0,
-            Pieces::Accepted => self.loss.pieces_bytes(client.ip(), now),
+        let state = self.state_of(path, request, age, received_bytes, now);
+        if !repeatable {
+            return self.handle_once(request.id, request.once, state, request.http, head_bytes, now);
+        }
+        if request.resend && !proved {
+            // Its response may only go by a connection, which it will not get: nothing is worth executing.
+            self.ask_for_proof(request.id, &state, now);
+            return Received::Done;
+        }
+        if self.in_flight.len() >= self.config.in_flight {
+            return self.divert(path, request.id, |metrics| &metrics.dhttp_requests_shed_total);
+        }
+        self.metrics.dhttp_requests_total.add(1);
+        Received::Request { ticket: self.put_in_flight(request.id, state), http: request.http, head_bytes }
+    }
+
+    /// Whether a request was answered, or is being answered: its answer is not made twice.
+    fn is_known(
+        &mut self,
+        client: SocketAddr,
+        request: &Request<'_>,
+        proved: bool,
+        received_bytes: usize,
+    ) -> bool {
+        let global_id = (client.ip(), request.id);
+        if self.answered.contains(&global_id) {
+            self.metrics.dhttp_requests_answered_total.add(1);
+            return true;
+        }
+        let Some(in_flight) = self.in_flight.get_mut(&global_id) else { return false };
+        // The answer goes to the first of them, but for what it may cost they count together.
+        if in_flight.client == client {
+            // A sealed one would have to be asked for again on a connection: it has come, and is only slow.
+            in_flight.resent |= request.resend && in_flight.seal.is_none();
+            in_flight.proved |= proved;
+            in_flight.received_bytes = in_flight.received_bytes.saturating_add(received_bytes);
+        }
+        self.metrics.dhttp_requests_duplicate_total.add(1);
+        true
+    }
+
+    /// What is to be remembered of a request while it is being answered.
+    fn state_of(
+        &mut self,
+        path: Path,
+        request: &Request<'_>,
+        age: Option<TokenAge>,
+        received_bytes: usize,
+        now: Instant,
+    ) -> InFlight {
+        let (pieces, pieces_bytes) = match request.pieces {
+            Pieces::Unknown => (Wanted::Nothing, 0),
+            Pieces::Accepted => (Wanted::All, self.loss.pieces_bytes(path.client.ip(), now)),
             // They are less than the response, which was short enough when it was sent.
-            Pieces::Repair { .. } => self.loss.most_pieces_bytes(),
+            Pieces::Repair { tag, ranges } => {
+                let wanted = Wanted::Ranges(tag, PieceRange::read_all(ranges).collect());
+                (wanted, self.loss.most_pieces_bytes())
+            }
         };
-        let request_state = InFlight {
-            client,
-            local,
+        InFlight {
+            client: path.client,
+            local: path.local,
             tcp_port: request.other_port,
             resent: request.resend,
             knows_tokens: request.token.is_some(),
-            proved,
-            well_proved: wear == Some(Wear::New),
-            pieces: match request.pieces {
-                Pieces::Unknown => Wanted::Nothing,
-                Pieces::Accepted => Wanted::All,
-                Pieces::Repair { tag, ranges } => Wanted::Ranges(tag, PieceRange::read_all(ranges).collect()),
-            },
+            proved: age.is_some(),
+            well_proved: age == Some(TokenAge::New),
+            pieces,
             pieces_bytes,
             received_bytes,
             once: None,
             seal: self.unsealed.take(),
-            place: None,
-        };
-        if !repeatable {
-            return self.handle_once(request.id, request.once, request_state, request.http, head_bytes, now);
+            permit: None,
         }
-        if request.resend && !proved {
-            // Its response may only go by a connection, which it will not get: nothing is worth executing.
-            self.ask_for_proof(request.id, &request_state, now);
-            return Received::Done;
-        }
-        if self.in_flight.len() >= self.config.in_flight {
-            self.metrics.dhttp_requests_shed_total.add(1);
-            self.transmit(path, request.id, Answer::UseTcp);
-            return Received::Done;
-        }
-        self.in_flight.insert(global_id, request_state);
-        self.metrics.dhttp_requests_total.add(1);
-        self.metrics.dhttp_requests_in_flight.add(1);
-        Received::Request { ticket: Ticket(global_id), http: request.http, head_bytes }
+    }
+
+    /// Tells the client to use TCP; `why` is what counts that.
+    pub(super) fn divert<'a>(
+        &mut self,
+        path: Path,
+        id: RequestId,
+        why: impl FnOnce(&ServerMetrics) -> &Counter,
+    ) -> Received<'a> {
+        why(&self.metrics).add(1);
+        self.transmit(path, id, Answer::UseTcp);
+        Received::Done
     }
 
     /// What a request's token proves; `None`: nothing.
-    fn proves(&mut self, token: Option<&[u8]>, client: SocketAddr, now: Instant) -> Option<Wear> {
+    fn proves(&mut self, token: Option<&[u8]>, client: SocketAddr, now: Instant) -> Option<TokenAge> {
         let token = token.filter(|token| !token.is_empty())?;
         let checked = self.tokens.check(token, client, self.unix_s(now));
         if checked.is_err() {

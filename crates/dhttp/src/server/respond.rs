@@ -1,5 +1,5 @@
-//! What goes out: by which way a response goes (DHTTP §III-C), in how many datagrams, and what an unproved address gets
-//! instead.
+//! What goes out: by which way a response goes (DHTTP §III-C), in how many datagrams, and what an unproved address
+//! gets instead.
 
 use std::net::SocketAddr;
 use std::time::Instant;

@@ -530,13 +530,19 @@ fn a_repair_brings_the_ranges_that_were_asked_for_and_never_more_than_the_respon
 proptest::proptest! {
     #[test]
     fn any_datagrams_from_an_unproved_address_are_answered_with_three_times_their_bytes_at_most(
-        datagrams in proptest::collection::vec(proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200), 1..20),
+        datagrams in proptest::collection::vec(
+            proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+            1..20,
+        ),
         wellformed: bool, bytes in 20usize..3000,
     ) {
         let mut bench = Bench::new(ServerConfig::default());
         let (mut received, mut sent) = (0, 0);
         for noise in datagrams {
-            let datagram = if wellformed { bench.datagram(Some(&noise[..noise.len().min(32)]), false, GET) } else { noise };
+            let datagram = match wellformed {
+                true => bench.datagram(Some(&noise[..noise.len().min(32)]), false, GET),
+                false => noise,
+            };
             received += datagram.len();
             if let Some(ticket) = bench.receive(&datagram) {
                 assert_eq!(bench.respond(ticket, bytes), Route::Datagram);

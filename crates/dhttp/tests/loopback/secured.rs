@@ -193,7 +193,8 @@ async fn whoever_has_seen_the_ticket_and_number_of_a_sealed_request_is_not_told_
         Some(Request::parse(&datagram).ok()?.once).filter(|once| matches!(once, Once::Numbered(_)))
     });
     let once = once.expect("a numbered request was seen");
-    // From the same address, in the clear: another request under that number, and the very one, as if it had been guessed.
+    // From the same address, in the clear: another request under that number, and the very one, as if it had been
+    // guessed.
     let socket = client_socket().await;
     for http in
         ["POST /anything HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".into(), format!("{HELLO}hello")]

@@ -51,8 +51,8 @@ impl Network {
     }
 }
 
-/// A datagram that no client would send, made of one that a client has sent. Its HTTP is that of the original or cut off,
-/// so that it cannot ask for what nobody has asked for.
+/// A datagram that no client would send, made of one that a client has sent. Its HTTP is that of the original or cut
+/// off, so that it cannot ask for what nobody has asked for.
 pub fn malformed(original: &[u8], rng: &mut StdRng) -> Vec<u8> {
     let mut datagram = original.to_vec();
     match rng.random_range(0..5) {

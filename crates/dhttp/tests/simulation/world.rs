@@ -415,7 +415,8 @@ impl World {
         self.datagrams_to_server += 1;
         match self.server.handle_datagram(from, datagram, self.now) {
             Received::Request { ticket, http, .. } if http.starts_with(b"OPTIONS * ") => {
-                // A client asks for a sign of life, without a token: it is asked for one before anything is made for it.
+                // A client asks for a sign of life, without a token: it is asked for one before anything is made for
+                // it.
                 let route = self.server.respond_long(ticket, self.now);
                 assert_eq!(route, Route::Datagram, "seed {}", self.seed);
             }

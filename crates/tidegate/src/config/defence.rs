@@ -32,8 +32,8 @@ pub(super) fn build(file: &Values, personality: Personality, report: &mut Report
     let bits = integer("challenge_bits").and_then(|bits| u8::try_from(bits).ok());
     for section in file.tables("exempt").iter().filter(|section| section.has("user_agent")) {
         if section.prefix("source").is_some_and(|source| source.length_bits() == 0) {
-            let message = "exempt.source: whoever claims this User-Agent is exempt, and before a request's head is here \
-                           nobody is acted on: name the addresses that it is good for";
+            let message = "exempt.source: whoever claims this User-Agent is exempt, and before a request's head is \
+                           here nobody is acted on: name the addresses that it is good for";
             report.warn(section.offset_of("source").unwrap_or(section.offset), message.into());
         }
     }

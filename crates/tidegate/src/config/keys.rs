@@ -68,7 +68,8 @@ pub(super) static FILE: Section = Section {
             "workers",
             Kind::Integer { min: 1, max: 1024 },
             Absent("one for each core of the machine"),
-            "Number of data cores: each is a thread that accepts and serves its own connections. A change needs a restart.",
+            "Number of data cores: each is a thread that accepts and serves its own connections. A change needs a \
+             restart.",
         ),
         key(
             "personality",
@@ -148,8 +149,8 @@ static LISTEN: Section = Section {
             "protocol",
             Kind::Protocol,
             Is("http"),
-            "What is spoken there. https is HTTP/1 and HTTP/2 over TLS, with a [[certificate]]; dhttp takes a UDP and a TCP \
-             port below 32768; trickles takes a UDP port.",
+            "What is spoken there. https is HTTP/1 and HTTP/2 over TLS, with a [[certificate]]; dhttp takes a UDP and \
+             a TCP port below 32768; trickles takes a UDP port.",
         ),
         key(
             "format",
@@ -162,23 +163,23 @@ static LISTEN: Section = Section {
             "cache_entries",
             Kind::Integer { min: 0, max: 1 << 20 },
             Is("0"),
-            "For trickles, connections and continuations that each worker remembers to save work. They may be lost at any \
-             time, and a connection needs none.",
+            "For trickles, connections and continuations that each worker remembers to save work. They may be lost at \
+             any time, and a connection needs none.",
         ),
         key(
             "replay_entries",
             Kind::Integer { min: 1024, max: 1 << 24 },
             Is("131072"),
-            "For trickles, packets that each worker remembers to have answered, twice, at 20 bytes each time. Once they are too \
-             few for a minute's, connections are refused as stale the sooner: clients that were silent for longer \
-             begin again.",
+            "For trickles, packets that each worker remembers to have answered, twice, at 20 bytes each time. Once \
+             they are too few for a minute's, connections are refused as stale the sooner: clients that were silent \
+             for longer begin again.",
         ),
         key(
             "interface",
             Kind::Name,
             Absent("none"),
-            "For trickles with format = \"tcp\", the network interface whose segments AF_XDP takes before the kernel's TCP \
-             sees them. Where that cannot be had, AF_PACKET takes them as it does without.",
+            "For trickles with format = \"tcp\", the network interface whose segments AF_XDP takes before the kernel's \
+             TCP sees them. Where that cannot be had, AF_PACKET takes them as it does without.",
         ),
         key(
             "keys",
@@ -199,8 +200,8 @@ static LISTEN: Section = Section {
 
 static CERTIFICATE: Section = Section {
     name: "certificate",
-    doc: "A certificate for listeners with https; one table for each. A client is shown the one for the name that it asks \
-          for, with a key that it understands, and otherwise the first. `tidegate reload` reads the files again.",
+    doc: "A certificate for listeners with https; one table for each. A client is shown the one for the name that it \
+          asks for, with a key that it understands, and otherwise the first. `tidegate reload` reads the files again.",
     enforced: true,
     keys: &[
         key(
@@ -232,8 +233,8 @@ static UPSTREAM: Section = Section {
             "servers",
             Kind::List { of: &Kind::Server, min: 1 },
             Required,
-            "HOST:PORT or http://HOST:PORT, port 80 if there is none; every address that a name resolves to, at the start and at \
-             a reload, becomes a server.",
+            "HOST:PORT or http://HOST:PORT, port 80 if there is none; every address that a name resolves to, at the \
+             start and at a reload, becomes a server.",
         ),
         key(
             "require",
@@ -246,8 +247,8 @@ static UPSTREAM: Section = Section {
             "balance",
             Kind::Choice(&["round-robin", "least-connections", "hash-url", "hash-host"]),
             Is("round-robin"),
-            "How a server is chosen for a request: each in turn, the one with the fewest requests in progress (in turn, if several have equally few), or one for \
-             each URL (path and query) or host.",
+            "How a server is chosen for a request: each in turn, the one with the fewest requests in progress (in \
+             turn, if several have equally few), or one for each URL (path and query) or host.",
         ),
         key("connect_timeout", TIMEOUT, Is("5s"), "How long a connection attempt may take."),
         key(
@@ -267,22 +268,23 @@ static UPSTREAM: Section = Section {
             "max_connections",
             Kind::Integer { min: 1, max: 65_535 },
             Is("1024"),
-            "Connections open at once, per data core and server. One client's requests get at most three quarters of them.",
+            "Connections open at once, per data core and server. One client's requests get at most three quarters of \
+             them.",
         ),
         key(
             "pipeline",
             Kind::Integer { min: 1, max: 64 },
             Is("1"),
-            "GET and HEAD requests that go to a server in one write and are answered on one connection in their order, if they \
-             come at once (pipelining, RFC 9112 §9.3.2). For servers that answer fast and count requests and responses rightly. \
-             1: each has a connection of its own.",
+            "GET and HEAD requests that go to a server in one write and are answered on one connection in their order, \
+             if they come at once (pipelining, RFC 9112 §9.3.2). For servers that answer fast and count requests and \
+             responses rightly. 1: each has a connection of its own.",
         ),
         key(
             "pipeline_timeout",
             TIMEOUT,
             Is("20ms"),
-            "How long each of their responses may take while others wait behind it, before those are sent again on connections \
-             of their own.",
+            "How long each of their responses may take while others wait behind it, before those are sent again on \
+             connections of their own.",
         ),
         key(
             "max_failures",
@@ -343,9 +345,10 @@ static ROUTE: Section = Section {
 
 static CACHE: Section = Section {
     name: "cache",
-    doc: "The shared cache. A change of `memory`, `path` or `max_object` needs a restart. A response with `Set-Cookie` is stored if it says how long it is \
-          fresh, as RFC 9111 §7.3 has it, and is then sent to everybody with its cookie; nginx and Varnish store none. \
-          An application that sets one client's cookies has to say `Cache-Control: private`, `no-store` or nothing at all.",
+    doc: "The shared cache. A change of `memory`, `path` or `max_object` needs a restart. A response with `Set-Cookie` \
+          is stored if it says how long it is fresh, as RFC 9111 §7.3 has it, and is then sent to everybody with its \
+          cookie; nginx and Varnish store none. An application that sets one client's cookies has to say \
+          `Cache-Control: private`, `no-store` or nothing at all.",
     enforced: true,
     keys: &[
         key(
@@ -374,8 +377,9 @@ static CACHE: Section = Section {
             "client_directives",
             Kind::Flag,
             Is("true"),
-            "Whether a request's `Cache-Control` and `Pragma` count: with them any client can have its request sent to the \
-             upstream (`no-cache`, `max-age=0`), each by itself. With `false` what is stored and fresh answers all the same.",
+            "Whether a request's `Cache-Control` and `Pragma` count: with them any client can have its request sent to \
+             the upstream (`no-cache`, `max-age=0`), each by itself. With `false` what is stored and fresh answers all \
+             the same.",
         ),
     ],
 };
@@ -392,8 +396,8 @@ static LIMITS: Section = Section {
             "header_timeout",
             TIMEOUT,
             Is("10s"),
-            "From the start of a connection or of a request to the end of its head. A connection on which nothing arrives is \
-             the kernel's for a second or so before its time begins (TCP_DEFER_ACCEPT).",
+            "From the start of a connection or of a request to the end of its head. A connection on which nothing \
+             arrives is the kernel's for a second or so before its time begins (TCP_DEFER_ACCEPT).",
         ),
         key("keep_alive_timeout", TIMEOUT, Is("75s"), "How long an idle connection is kept."),
         key(
@@ -406,7 +410,8 @@ static LIMITS: Section = Section {
             "response_min_rate",
             MIN_RATE,
             Is("500B/s"),
-            "Slowest average at which a client may take a response; 0B/s turns it off. Where the cache has no room because of what clients read, those have to be 20 times as fast.",
+            "Slowest average at which a client may take a response; 0B/s turns it off. Where the cache has no room \
+             because of what clients read, those have to be 20 times as fast.",
         ),
         key(
             "body_size",

@@ -1,4 +1,5 @@
-//! Where a configuration file says what only a start finds to be wrong: addresses that are taken, servers that are not there.
+//! Where a configuration file says what only a start finds to be wrong: addresses that are taken, servers that are not
+//! there.
 
 use std::borrow::Cow;
 use std::net::SocketAddr;

@@ -14,10 +14,12 @@ const HEAD: &str = "\
 A configuration file is [TOML](https://toml.io). `tidegate check FILE` reports everything that is wrong with it at
 once: file, line, column, key, what was expected and the nearest valid key. `tidegate run --config FILE` starts from it;
 what the command line says takes its place: `--listen` that of every listener, `--upstream` or `--root` that of every
-route, `--admin` and `--workers` that of their keys. `tidegate reload` or SIGHUP puts a changed file in force; where a change needs a restart it is refused with a message and the old
+route, `--admin` and `--workers` that of their keys. `tidegate reload` or SIGHUP puts a changed file in force; where a \
+change needs a restart it is refused with a message and the old
 configuration stays.
 
-Durations are written `\"500ms\"`, `\"10s\"`, `\"10m\"`, `\"1h\"` or `\"2d\"`, sizes `\"500B\"`, `\"64KiB\"`, `\"256MiB\"` or `\"1GB\"`,
+Durations are written `\"500ms\"`, `\"10s\"`, `\"10m\"`, `\"1h\"` or `\"2d\"`, sizes `\"500B\"`, `\"64KiB\"`, \
+`\"256MiB\"` or `\"1GB\"`,
 rates `\"500B/s\"`. An unknown key is an error. The same rules as a [JSON Schema](tidegate.schema.json), which
 `tidegate check --schema` prints, let an editor complete keys.
 

@@ -1,5 +1,5 @@
-//! Whether there is room for the cache: neither the memory of this host, or of the control group that tidegate runs in, nor the
-//! disk is to end while the cache is prepared or fills.
+//! Whether there is room for the cache: neither the memory of this host, or of the control group that tidegate runs in,
+//! nor the disk is to end while the cache is prepared or fills.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -41,8 +41,9 @@ fn memory_bytes(meminfo: &str) -> Option<u64> {
     Some(total.trim().strip_suffix(" kB")?.parse::<u64>().ok()? << 10)
 }
 
-/// The least limit of memory of the groups that proc_cgroups(7) says this process is in, and of those above them, in either
-/// version of cgroups(7). In a container the path may be one of its host: the groups that are seen from inside count.
+/// The least limit of memory of the groups that proc_cgroups(7) says this process is in, and of those above them, in
+/// either version of cgroups(7). In a container the path may be one of its host: the groups that are seen from inside
+/// count.
 fn group_limit_bytes(groups: &str, mounted: &Path) -> Option<u64> {
     let limits = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -62,8 +63,8 @@ fn group_limit_bytes(groups: &str, mounted: &Path) -> Option<u64> {
     limits.min()
 }
 
-/// What the file system has for the cache's directory, which may not be there yet, and what the cache has of it already.
-/// `None`: it does not say.
+/// What the file system has for the cache's directory, which may not be there yet, and what the cache has of it
+/// already. `None`: it does not say.
 fn room_bytes(directory: &Path) -> Option<u64> {
     let there = directory.ancestors().find(|folder| folder.exists())?;
     let system = rustix::fs::statvfs(there).ok().filter(|system| system.f_blocks > 0)?;

@@ -140,8 +140,8 @@ fn connection(section: &Values, report: &mut Report<'_>) -> Option<ConnectionRul
         report.warn(
             offset,
             format!(
-                "connection.destination: {text:?} is an address, and means its every port: write \"[{address}]:{port}\" \
-                 for port {port}, or \"[{text}]:*\""
+                "connection.destination: {text:?} is an address, and means its every port: \
+                 write \"[{address}]:{port}\" for port {port}, or \"[{text}]:*\""
             ),
         );
     }

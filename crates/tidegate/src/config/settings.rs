@@ -140,68 +140,18 @@ fn listeners(
     let mut trickles: Vec<TricklesListener> = Vec::new();
     for section in file.tables("listen") {
         let Some(listen) = section.listen("address") else { continue };
-        let is_trickles = section.text("protocol").as_deref() == Some("trickles");
-        let same_protocol: Vec<&ListenAddress> = match is_trickles {
-            true => trickles.iter().map(|listener| &listener.listen).collect(),
-            false => tcp.iter().map(|(listen, _)| listen).collect(),
-        };
-        if let Some(known) = same_protocol.into_iter().find(|known| known.overlaps(&listen)) {
-            let offset = section.offset_of("address").unwrap_or(section.offset);
-            if known.address == listen.address {
-                let message = format!("listen.address: {:?} is listed twice", listen.written);
-                report.error(offset, message, None);
-            } else {
-                let message = format!("listen.address: {:?} overlaps {:?}", listen.written, known.written);
-                let hint =
-                    ":PORT and [::]:PORT take IPv4 too, and 0.0.0.0:PORT every IPv4 address".to_owned();
-                report.error(offset, message, Some(hint));
+        if section.text("protocol").as_deref() == Some("trickles") {
+            let known = trickles.iter().map(|listener| &listener.listen);
+            if is_free(&listen, known, section, report) {
+                trickles.push(trickles_listener(listen, section, report));
             }
-            continue;
-        }
-        let keys = section.path("keys");
-        if is_trickles {
-            let format = match section.text("format").as_deref() {
-                Some("tcp") => Format::Tcp,
-                _ => Format::Udp,
-            };
-            let require_encryption = section.text("encryption").as_deref() == Some("required");
-            let interface = section.text("interface");
-            if let (Some(offset), Format::Udp) = (section.offset_of("interface"), format) {
-                report.error(offset, "listen.interface: only format = \"tcp\" has it".to_owned(), None);
-            }
-            let count = |key| section.integer(key).map_or(0, |entries| entries as usize);
-            trickles.push(TricklesListener {
-                listen,
-                keys,
-                format,
-                interface,
-                cache_entries: count("cache_entries"),
-                replay_entries: count("replay_entries"),
-                require_encryption,
-            });
-            continue;
-        }
-        for key in ["format", "interface", "cache_entries", "replay_entries", "keys", "encryption"] {
-            if let Some(offset) = section.offset_of(key) {
-                report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
+        } else {
+            let known = tcp.iter().map(|(listen, _)| listen);
+            if is_free(&listen, known, section, report) {
+                let protocol = protocol(&listen, section, report);
+                tcp.push((listen, protocol));
             }
         }
-        let protocol = match section.text("protocol").as_deref() {
-            Some("dhttp") => Protocol::Dhttp,
-            Some("https") => Protocol::Https,
-            _ => Protocol::Http,
-        };
-        if protocol == Protocol::Dhttp
-            && let Err((why, hint)) = dhttp_port(listen.address.port())
-        {
-            let offset = section.offset_of("address").unwrap_or(section.offset);
-            report.error(
-                offset,
-                format!("listen.address: {:?}: {why}", listen.written),
-                Some(hint.to_owned()),
-            );
-        }
-        tcp.push((listen, protocol));
     }
     (tcp, trickles)
 }
@@ -224,6 +174,68 @@ fn https_only(file: &Values, report: &mut Report<'_>) -> bool {
     is_wished
 }
 
+/// Whether none of the `known` listeners takes what this one would; otherwise that is reported.
+fn is_free<'a>(
+    listen: &ListenAddress,
+    mut known: impl Iterator<Item = &'a ListenAddress>,
+    section: &Values,
+    report: &mut Report<'_>,
+) -> bool {
+    let Some(known) = known.find(|known| known.overlaps(listen)) else { return true };
+    let offset = section.offset_of("address").unwrap_or(section.offset);
+    if known.address == listen.address {
+        let message = format!("listen.address: {:?} is listed twice", listen.written);
+        report.error(offset, message, None);
+    } else {
+        let message = format!("listen.address: {:?} overlaps {:?}", listen.written, known.written);
+        let hint = ":PORT and [::]:PORT take IPv4 too, and 0.0.0.0:PORT every IPv4 address".to_owned();
+        report.error(offset, message, Some(hint));
+    }
+    false
+}
+
+fn trickles_listener(listen: ListenAddress, section: &Values, report: &mut Report<'_>) -> TricklesListener {
+    let format = match section.text("format").as_deref() {
+        Some("tcp") => Format::Tcp,
+        _ => Format::Udp,
+    };
+    if let (Some(offset), Format::Udp) = (section.offset_of("interface"), format) {
+        report.error(offset, "listen.interface: only format = \"tcp\" has it".to_owned(), None);
+    }
+    let count = |key| section.integer(key).map_or(0, |entries| entries as usize);
+    TricklesListener {
+        listen,
+        keys: section.path("keys"),
+        format,
+        interface: section.text("interface"),
+        cache_entries: count("cache_entries"),
+        replay_entries: count("replay_entries"),
+        require_encryption: section.text("encryption").as_deref() == Some("required"),
+    }
+}
+
+/// What a listener other than those of Trickles speaks.
+fn protocol(listen: &ListenAddress, section: &Values, report: &mut Report<'_>) -> Protocol {
+    for key in ["format", "interface", "cache_entries", "replay_entries", "keys", "encryption"] {
+        if let Some(offset) = section.offset_of(key) {
+            report.error(offset, format!("listen.{key}: only protocol = \"trickles\" has it"), None);
+        }
+    }
+    let protocol = match section.text("protocol").as_deref() {
+        Some("dhttp") => Protocol::Dhttp,
+        Some("https") => Protocol::Https,
+        _ => Protocol::Http,
+    };
+    if protocol == Protocol::Dhttp
+        && let Err((why, hint)) = dhttp_port(listen.address.port())
+    {
+        let offset = section.offset_of("address").unwrap_or(section.offset);
+        let message = format!("listen.address: {:?}: {why}", listen.written);
+        report.error(offset, message, Some(hint.to_owned()));
+    }
+    protocol
+}
+
 fn certificates(file: &Values, report: &mut Report<'_>) -> Vec<Certificate> {
     let sections = file.tables("certificate");
     let mut tls =
@@ -231,7 +243,8 @@ fn certificates(file: &Values, report: &mut Report<'_>) -> Vec<Certificate> {
     match (sections.first(), tls.next()) {
         (None, Some(listen)) => report.warn(
             listen.offset_of("protocol").unwrap_or(listen.offset),
-            "listen.protocol: https without a [[certificate]]: clients are shown one that this process makes, and warn of it"
+            "listen.protocol: https without a [[certificate]]: clients are shown one that this process makes, \
+             and warn of it"
                 .into(),
         ),
         (Some(section), None) => {

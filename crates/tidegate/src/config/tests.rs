@@ -65,23 +65,32 @@ memory = 9.0
 source = \"10.1.1.0/40\"
 ";
     let expected = [
-        "t.toml:1:15: personality: expected \"strict\", \"apache\", \"nginx\" or \"iis\", not \"strickt\"; did you mean \"strict\"?",
+        "t.toml:1:15: personality: expected \"strict\", \"apache\", \"nginx\" or \"iis\", not \"strickt\"; did you \
+         mean \"strict\"?",
         "t.toml:2:11: workers: expected an integer from 1 to 1024, not 0",
-        "t.toml:3:1: colour: unknown key in the file, expected one of workers, personality, trusted_proxies, pseudonym, https_only, listen, certificate, admin, upstream, route, cache, limits, log, connection, request, block, defence, classifier, exempt, filter, icap, gate, adapt, stress",
+        "t.toml:3:1: colour: unknown key in the file, expected one of workers, personality, trusted_proxies, \
+         pseudonym, https_only, listen, certificate, admin, upstream, route, cache, limits, log, connection, request, block, \
+         defence, classifier, exempt, filter, icap, gate, adapt, stress",
         "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
         "t.toml:7:12: listen.protocol: expected \"http\", \"https\", \"dhttp\" or \"trickles\", not \"htps\"",
-        "t.toml:11:30: upstream.servers: expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, not \"https://127.0.0.1\"",
+        "t.toml:11:30: upstream.servers: expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, \
+         not \"https://127.0.0.1\"",
         "t.toml:11:51: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 7",
-        "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, pipeline, pipeline_timeout, max_failures, fail_timeout, health_check; did you mean \"balance\"?",
+        "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, \
+         connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, pipeline, \
+         pipeline_timeout, max_failures, fail_timeout, health_check; did you mean \"balance\"?",
         "t.toml:13:19: upstream.max_connections: expected an integer from 1 to 65535, not 0",
         "t.toml:15:1: route: missing upstream or root, expected one of them",
         "t.toml:19:12: route.upstream: there is no [[upstream]] named \"ap\"; did you mean \"app\"?",
-        "t.toml:22:10: cache.memory: expected 0B or a size from 1MiB to 512GiB, such as \"64KiB\" or \"256MiB\", not \"1KiB\"",
-        "t.toml:25:18: limits.header_timeout: expected a duration from 10ms to 1d, such as \"10s\", \"500ms\" or \"10m\", not 10",
+        "t.toml:22:10: cache.memory: expected 0B or a size from 1MiB to 512GiB, such as \"64KiB\" or \"256MiB\", \
+         not \"1KiB\"",
+        "t.toml:25:18: limits.header_timeout: expected a duration from 10ms to 1d, such as \"10s\", \"500ms\" \
+         or \"10m\", not 10",
         "t.toml:26:10: limits.fields: expected an integer from 1 to 10000, not 0",
         "t.toml:27:15: limits.connections: expected an integer from 1 to 10000000, not -1",
         "t.toml:30:10: stress.memory: expected a number above 0 and at most 1, such as 0.9, not 9.0",
-        "t.toml:33:10: connection.source: expected an address or a prefix such as \"10.1.0.0/16\", not \"10.1.1.0/40\": prefix length is not a number from 0 to 32",
+        "t.toml:33:10: connection.source: expected an address or a prefix such as \"10.1.0.0/16\", \
+         not \"10.1.1.0/40\": prefix length is not a number from 0 to 32",
     ];
     assert_eq!(errors(text), expected);
 }
@@ -134,27 +143,33 @@ fn errors_say_where_what_and_what_was_meant() {
         ),
         (
             with_upstream("[[route]]\nupstream = \"app\"\npath = \"/%7Ea//b*\"\n"),
-            "t.toml:6:8: route.path: \"/%7Ea//b*\" never matches: paths are compared in their normal form; write \"/~a/b*\"",
+            "t.toml:6:8: route.path: \"/%7Ea//b*\" never matches: paths are compared in their normal form; \
+             write \"/~a/b*\"",
         ),
         (
             with_upstream("[[route]]\nupstream = \"app\"\nhost = \"a.test:80\"\n"),
-            "t.toml:6:8: route.host: \"a.test:80\" never matches: hosts are compared in their normal form; write \"a.test\"",
+            "t.toml:6:8: route.host: \"a.test:80\" never matches: hosts are compared in their normal form; \
+             write \"a.test\"",
         ),
         (
             with_upstream("[[route]]\nupstream = \"app\"\nhost = \"a.test.\"\n"),
-            "t.toml:6:8: route.host: \"a.test.\" never matches: hosts are compared in their normal form; write \"a.test\"",
+            "t.toml:6:8: route.host: \"a.test.\" never matches: hosts are compared in their normal form; \
+             write \"a.test\"",
         ),
         (
             with_upstream("[[route]]\nupstream = \"app\"\nhost = \"*.test:8080\"\n"),
-            "t.toml:6:8: route.host: \"*.test:8080\" never matches: hosts are compared in their normal form; write \"*.test\"",
+            "t.toml:6:8: route.host: \"*.test:8080\" never matches: hosts are compared in their normal form; \
+             write \"*.test\"",
         ),
         (
             with_upstream("[[route]]\nupstream = \"app\"\nhost = \"[0:0::1]:8080\"\n"),
-            "t.toml:6:8: route.host: \"[0:0::1]:8080\" never matches: hosts are compared in their normal form; write \"[::1]:8080\"",
+            "t.toml:6:8: route.host: \"[0:0::1]:8080\" never matches: hosts are compared in their normal form; \
+             write \"[::1]:8080\"",
         ),
         (
             with_upstream("[[filter]]\npath = \"/%61dmin\"\n"),
-            "t.toml:5:8: filter.path: \"/%61dmin\" never matches: paths are compared in their normal form; write \"/admin\"",
+            "t.toml:5:8: filter.path: \"/%61dmin\" never matches: paths are compared in their normal form; \
+             write \"/admin\"",
         ),
         (
             with_upstream(
@@ -197,7 +212,8 @@ fn errors_say_where_what_and_what_was_meant() {
         ),
         (
             "[[connection]]\ndestination = \"*:0\"\n".into(),
-            "t.toml:2:15: connection.destination: expected ADDRESS:PORT such as \"*:80\", not \"*:0\": no connection comes to port 0",
+            "t.toml:2:15: connection.destination: expected ADDRESS:PORT such as \"*:80\", not \"*:0\": no connection \
+             comes to port 0",
         ),
         (
             "[[request]]\npath = \"/x?a=b\"\n".into(),
@@ -223,7 +239,8 @@ fn errors_say_where_what_and_what_was_meant() {
         ),
         (
             "[[listen]]\naddress = 127.0.0.1:18080\n".into(),
-            "t.toml:2:16: listen.address: expected ADDRESS:PORT or :PORT, not 127.0.0.1:18080; put the value in \"quotes\"",
+            "t.toml:2:16: listen.address: expected ADDRESS:PORT or :PORT, not 127.0.0.1:18080; put the value \
+             in \"quotes\"",
         ),
         (
             "[cache]\nmemory = \"1MiB\"\nmemory = \"2MiB\"\n".into(),
@@ -248,7 +265,8 @@ fn errors_say_where_what_and_what_was_meant() {
 
 #[test]
 fn a_file_that_is_not_toml_every_broken_line_is_reported_and_what_stands_before_is_judged() {
-    let text = "wrokers = 1\n[[upstream]]\nname = app\nservers = [\"127.0.0.1:1\"]\nname = \"b\"\n[limits]\nfields = 0\n";
+    let text = "wrokers = 1\n[[upstream]]\nname = app\nservers = [\"127.0.0.1:1\"]\nname = \"b\"\n[limits]\n\
+                fields = 0\n";
     assert_eq!(
         errors(text).iter().map(|error| &error[..error.len().min(42)]).collect::<Vec<_>>(),
         [
@@ -280,15 +298,19 @@ fn what_is_no_value_is_answered_by_what_is_expected() {
         ),
         (
             "health_check = { path = \"/\", interval = 10s }",
-            "4:41: upstream.health_check.interval: expected a duration from 10ms to 1d, such as \"10s\", \"500ms\" or \"10m\", \
-             not 10s; put the value in \"quotes\""
+            "4:41: upstream.health_check.interval: expected a duration from 10ms to 1d, such as \"10s\", \"500ms\" \
+             or \"10m\", not 10s; put the value in \"quotes\""
                 .into(),
         ),
         (
             "balance =",
-            "4:10: upstream.balance: expected \"round-robin\", \"least-connections\", \"hash-url\" or \"hash-host\", found nothing; put the value in \"quotes\"".into(),
+            "4:10: upstream.balance: expected \"round-robin\", \"least-connections\", \"hash-url\" or \"hash-host\", \
+             found nothing; put the value in \"quotes\"".into(),
         ),
-        ("[stress]\nmemory = 90%", "5:10: stress.memory: expected a number above 0 and at most 1, such as 0.9, not 90%".into()),
+        (
+            "[stress]\nmemory = 90%",
+            "5:10: stress.memory: expected a number above 0 and at most 1, such as 0.9, not 90%".into(),
+        ),
         (
             "[[listen]]\naddress = ",
             "5:11: listen.address: expected ADDRESS:PORT or :PORT, found nothing; put the value in \"quotes\"".into(),
@@ -313,7 +335,8 @@ fn what_is_open_or_lacks_quotes_within_a_list_is_named() {
     for (lines, wanted) in [
         (
             "name = \"a\"\nservers = [\"127.0.0.1:1\", 127.0.0.1:2]",
-            "t.toml:3:32: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 127.0.0.1:2; put the value in \"quotes\"",
+            "t.toml:3:32: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 127.0.0.1:2; put the value \
+             in \"quotes\"",
         ),
         (
             "servers = [\"127.0.0.1:1\"]\nname = \"a",
@@ -344,9 +367,11 @@ fn a_file_with_very_many_errors_names_the_first_and_counts_the_rest() {
 #[test]
 fn what_has_no_effect_is_warned_of() {
     let text = "[[request]]\npath = \"/cgi-bin/*\"\nrate = 10\nburst = 2\npriority = 3\n\
-                [[request]]\ncookie = { tier = \"gold\" }\npriority = 1\n[[request]]\npath = \"*noaccess*\"\naction = \"reset\"\n\
+                [[request]]\ncookie = { tier = \"gold\" }\npriority = 1\n[[request]]\npath = \"*noaccess*\"\n\
+                action = \"reset\"\n\
                 [[connection]]\ndestination = \"*:80\"\nsource = \"10.1.1.0/24\"\nrate = 100\nburst = 5\npriority = 2\n\
-                [block]\nfor = \"10m\"\npath = \"/var/lib/tidegate/block\"\n[stress]\nmemory = 0.9\nqueue_delay = \"50ms\"\n";
+                [block]\nfor = \"10m\"\npath = \"/var/lib/tidegate/block\"\n[stress]\nmemory = 0.9\n\
+                queue_delay = \"50ms\"\n";
     assert_eq!(warnings(text), [] as [String; 0]);
     assert_eq!(
         warnings("[log]\nformat = \"json\"\n"),
@@ -364,8 +389,10 @@ fn what_has_no_effect_is_warned_of() {
 #[test]
 fn rules_mean_what_they_say() {
     let text = "[[request]]\npath = \"/cgi-bin/*\"\nrate = 10\nburst = 2\npriority = 3\n\
-                [[request]]\ncookie = { tier = \"gold\" }\npriority = 1\n[[request]]\npath = \"*noaccess*\"\naction = \"reset\"\n\
-                [[connection]]\ndestination = \"*:80\"\nsource = \"10.1.1.0/24\"\nrate = 0.5\npriority = 2\nwhen = \"overload\"\n\
+                [[request]]\ncookie = { tier = \"gold\" }\npriority = 1\n[[request]]\npath = \"*noaccess*\"\n\
+                action = \"reset\"\n\
+                [[connection]]\ndestination = \"*:80\"\nsource = \"10.1.1.0/24\"\nrate = 0.5\npriority = 2\n\
+                when = \"overload\"\n\
                 [[connection]]\n[gate]\nhttp_ports = [\"80\", \"8000-8099\"]\nhold_depth = 5\n";
     let gate = accepted(text).gate;
     let rules: Vec<String> = gate.rules.requests.iter().map(ToString::to_string).collect();
@@ -565,7 +592,8 @@ fn generated_files_are_up_to_date() {
         let committed = std::fs::read_to_string(&path).unwrap_or_default();
         assert!(
             committed == generated,
-            "{name} differs from the table of keys: run TIDEGATE_WRITE_REFERENCE=1 cargo nextest run -p tidegate generated"
+            "{name} differs from the table of keys: run TIDEGATE_WRITE_REFERENCE=1 cargo nextest run -p tidegate \
+             generated"
         );
     }
 }
@@ -610,7 +638,8 @@ proptest! {
 fn what_means_something_else_than_it_looks_like_is_warned_of() {
     let text = "trusted_proxies = [\"10.0.0.1/8\", \"192.0.2.1\", \"10.0.0.0/8\"]\n";
     assert_eq!(warnings(text), ["t.toml:1:20: trusted_proxies: \"10.0.0.1/8\" means 10.0.0.0/8, all of it"]);
-    let twice = "[[upstream]]\nname = \"a\"\nservers = [\"127.0.0.1:1\", \"127.0.0.1:1\"]\n[[route]]\nupstream = \"a\"\n";
+    let twice = "[[upstream]]\nname = \"a\"\nservers = [\"127.0.0.1:1\", \"127.0.0.1:1\"]\n[[route]]\n\
+                 upstream = \"a\"\n";
     let found = warnings(twice);
     assert!(found.len() == 1 && found[0].contains("127.0.0.1:1 is listed twice"), "{found:?}");
 }

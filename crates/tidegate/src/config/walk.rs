@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tidegate_core::IpPrefix;
 use toml::Spanned;
-use toml::de::{DeTable, DeValue};
+use toml::de::{DeArray, DeTable, DeValue};
 
 use super::keys::{FILE, Fallback, Key, Section};
 use super::kind::{Kind, Value, describe};
@@ -109,44 +109,15 @@ fn read(
     let path = section.path_of(key.name);
     let offset = value.span().start;
     match (key.kind, value.get_ref()) {
-        (Kind::Table(below), DeValue::Table(table)) => {
-            not_enforced(below, offset, report);
-            Entry::Table(walk(below, table, offset, report))
-        }
+        (Kind::Table(below), DeValue::Table(table)) => Entry::Table(read_table(below, table, offset, report)),
         (Kind::Tables(below), DeValue::Array(array)) => {
-            let mut all = Vec::new();
-            for item in array.iter() {
-                match item.get_ref() {
-                    DeValue::Table(table) => {
-                        not_enforced(below, item.span().start, report);
-                        all.push(walk(below, table, item.span().start, report));
-                    }
-                    other => {
-                        let message =
-                            format!("{path}: expected {}, not {}", key.kind.expected(), describe(other));
-                        report.error(item.span().start, message, None);
-                    }
-                }
-            }
-            Entry::Tables(all)
+            Entry::Tables(read_tables(&path, below, array, report))
         }
         (Kind::List { of, min }, DeValue::Array(array)) => {
             if array.len() < min {
                 report.error(offset, format!("{path}: expected at least {min} of {}", of.expected()), None);
             }
-            let mut all = Vec::new();
-            for item in array.iter() {
-                match of.read(item.get_ref()) {
-                    Ok(value) => {
-                        if let Some(meant) = prefix_meant(&value, item.get_ref()) {
-                            report.warn(item.span().start, format!("{path}: {meant}"));
-                        }
-                        all.push(At { offset: item.span().start, value });
-                    }
-                    Err(message) => report.error(item.span().start, format!("{path}: {message}"), None),
-                }
-            }
-            Entry::List(all)
+            Entry::List(read_list(&path, *of, array, report))
         }
         // What takes no place in the file is the parser's guess, and the line has been reported.
         _ if value.span().is_empty() => Entry::Wrong,
@@ -168,19 +139,64 @@ fn read(
     }
 }
 
+fn read_table(
+    below: &'static Section,
+    table: &DeTable<'_>,
+    offset: usize,
+    report: &mut Report<'_>,
+) -> Values {
+    if !below.enforced {
+        let title = below.title();
+        report.warn(offset, format!("{title} is accepted and checked, but this version does not enforce it"));
+    }
+    walk(below, table, offset, report)
+}
+
+/// The tables of a list that are tables; others are reported.
+fn read_tables(
+    path: &str,
+    below: &'static Section,
+    array: &DeArray<'_>,
+    report: &mut Report<'_>,
+) -> Vec<Values> {
+    let mut all = Vec::new();
+    for item in array.iter() {
+        let offset = item.span().start;
+        match item.get_ref() {
+            DeValue::Table(table) => all.push(read_table(below, table, offset, report)),
+            other => {
+                let expected = Kind::Tables(below).expected();
+                report.error(offset, format!("{path}: expected {expected}, not {}", describe(other)), None);
+            }
+        }
+    }
+    all
+}
+
+/// The values of a list that are right; others are reported.
+fn read_list(path: &str, of: Kind, array: &DeArray<'_>, report: &mut Report<'_>) -> Vec<At<Value>> {
+    let mut all = Vec::new();
+    for item in array.iter() {
+        let offset = item.span().start;
+        match of.read(item.get_ref()) {
+            Ok(value) => {
+                if let Some(meant) = prefix_meant(&value, item.get_ref()) {
+                    report.warn(offset, format!("{path}: {meant}"));
+                }
+                all.push(At { offset, value });
+            }
+            Err(message) => report.error(offset, format!("{path}: {message}"), None),
+        }
+    }
+    all
+}
+
 /// What a prefix means whose address has bits beyond its length.
 fn prefix_meant(value: &Value, written: &DeValue<'_>) -> Option<String> {
     let (Value::Prefix(prefix), DeValue::String(text)) = (value, written) else { return None };
     let address: IpAddr = text.split('/').next()?.parse().ok()?;
     let differs = address.to_canonical() != prefix.address();
     differs.then(|| format!("{text:?} means {prefix}, all of it"))
-}
-
-fn not_enforced(section: &Section, offset: usize, report: &mut Report<'_>) {
-    if !section.enforced {
-        let title = section.title();
-        report.warn(offset, format!("{title} is accepted and checked, but this version does not enforce it"));
-    }
 }
 
 fn choice_hint(kind: Kind, value: &DeValue<'_>) -> Option<String> {

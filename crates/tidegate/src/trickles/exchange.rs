@@ -1,4 +1,4 @@
-//! One question to the accelerator: a request head out of what Trickles knows, and the response as blocks.
+//! One question to the accelerator: its response, as blocks.
 
 use std::net::SocketAddr;
 
@@ -6,36 +6,18 @@ use bytes::{Bytes, BytesMut};
 use tidegate_accelerator::Inside;
 use tidegate_dhttp::driver::Body;
 use tidegate_http::{
-    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, Fields, HeadLimits, Progress, RequestParser,
-    ResponseParser, date,
+    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, Fields, HeadLimits, Progress, ResponseParser, date,
 };
-use tidegate_trickles::http::{Asked, Missing, Resource};
+use tidegate_trickles::http::{Missing, Resource};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::inner::BLOCK_BYTES;
+use super::outgoing::{Outgoing, write_field};
 
 /// Longest response without a validator, or without a length: it has to be kept as a whole.
 const MAX_WHOLE_BYTES: u64 = 8 << 20;
 /// Blocks that are kept of a response on its way into the cache.
 const KEPT_AHEAD: u64 = 4;
-/// Fields of a request that Trickles answers itself, or that belong to a connection.
-const OWN_FIELDS: [&[u8]; 15] = [
-    b"host",
-    b"range",
-    b"if-range",
-    b"if-match",
-    b"if-none-match",
-    b"if-modified-since",
-    b"if-unmodified-since",
-    b"connection",
-    b"keep-alive",
-    b"te",
-    b"upgrade",
-    b"expect",
-    b"content-length",
-    b"transfer-encoding",
-    b"proxy-connection",
-];
 /// Fields of a response that Trickles writes itself, that belong to a connection, or that differ between replicas.
 const VOLATILE_FIELDS: [&[u8]; 15] = [
     b"date",
@@ -55,114 +37,8 @@ const VOLATILE_FIELDS: [&[u8]; 15] = [
     b"proxy-connection",
 ];
 
-/// A request as it is asked.
-#[derive(Clone, Debug)]
-pub(super) struct Outgoing {
-    /// The same for requests with the same answer.
-    pub key: Vec<u8>,
-    /// Whether asking it twice is the same as once.
-    pub repeatable: bool,
-    pub peer: SocketAddr,
-    pub proved: bool,
-    host: Vec<u8>,
-    target: Vec<u8>,
-    head: Vec<u8>,
-    body: Bytes,
-    /// Whether it says who asks: what is answered may be for nobody else.
-    has_credentials: bool,
-}
-
-impl Outgoing {
-    /// A GET stands for HEAD too: Trickles leaves the content away itself.
-    pub(super) fn of(asked: &Asked<'_>) -> Self {
-        let mut method = b"GET".to_vec();
-        let mut fields = Vec::new();
-        let mut has_credentials = false;
-        let mut parser = RequestParser::new(HeadLimits::default());
-        if let Ok(Progress::Complete { .. }) = parser.parse(asked.head) {
-            let head = parser.head(asked.head);
-            if head.method_bytes != b"HEAD" {
-                method = head.method_bytes.to_vec();
-            }
-            for (_, name, value) in head.fields.iter() {
-                if !OWN_FIELDS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
-                    has_credentials |= is_credential(name);
-                    write_field(name, value, &mut fields);
-                }
-            }
-        }
-        if !asked.body.is_empty() || method != b"GET" {
-            write_field(b"Content-Length", asked.body.len().to_string().as_bytes(), &mut fields);
-        }
-        let repeatable = method == b"GET" && asked.body.is_empty();
-        let mut head =
-            [&method[..], b" ", asked.target, b" HTTP/1.1\r\nHost: ", asked.host, b"\r\n"].concat();
-        head.extend_from_slice(&fields);
-        let mut key = [&head[..], b"\0", asked.body].concat();
-        // What one client is answered is not another's; what may be shared the cache shares.
-        key.extend_from_slice(format!("\0{}", asked.peer).as_bytes());
-        if !repeatable {
-            // The same words of the same client twice are two requests, unless the transport repeats them.
-            key.extend_from_slice(format!(" {}", asked.request).as_bytes());
-        }
-        Self {
-            key,
-            repeatable,
-            host: asked.host.to_vec(),
-            target: asked.target.to_vec(),
-            head,
-            body: Bytes::copy_from_slice(asked.body),
-            peer: asked.peer,
-            proved: asked.proved,
-            has_credentials,
-        }
-    }
-
-    /// The same without what it says of who asks.
-    pub(super) fn of_anybody(mut self) -> Self {
-        if self.has_credentials {
-            let lines = self.head.split_inclusive(|byte| *byte == b'\n');
-            let name = |line: &[u8]| line.split(|byte| *byte == b':').next().unwrap_or_default().to_vec();
-            self.head = lines.filter(|line| !is_credential(&name(line))).collect::<Vec<_>>().concat();
-            self.has_credentials = false;
-        }
-        self
-    }
-
-    /// The same for a client that has shown that it is there, and has been counted when it asked first.
-    pub(super) fn by(&self, peer: SocketAddr) -> Self {
-        Self { peer, proved: false, ..self.clone() }
-    }
-
-    /// The same for a part of the representation.
-    pub(super) fn range(mut self, first: u64, length: u64) -> Self {
-        let range = format!("bytes={first}-{}", first + length - 1);
-        write_field(b"Range", range.as_bytes(), &mut self.head);
-        self
-    }
-}
-
-/// The head of a request as it is judged, which did not have to be kept whole to be answered.
-pub(super) fn head(asked: &Asked<'_>) -> Bytes {
-    if !asked.head.is_empty() {
-        return Bytes::copy_from_slice(asked.head);
-    }
-    [&b"GET "[..], asked.target, b" HTTP/1.1\r\nHost: ", asked.host, b"\r\n\r\n"].concat().into()
-}
-
-fn write_field(name: &[u8], value: &[u8], out: &mut Vec<u8>) {
-    for part in [name, b": ", value, b"\r\n"] {
-        out.extend_from_slice(part);
-    }
-}
-
-/// A field of a request that says who asks.
-fn is_credential(name: &[u8]) -> bool {
-    [&b"cookie"[..], b"authorization"].iter().any(|own| own.eq_ignore_ascii_case(name))
-}
-
 /// A response whose content is being taken.
-pub(super) struct Begun {
+pub(super) struct StreamingResponse {
     /// What the response is of; its length is right once it is known.
     pub resource: Resource,
     /// The versions that it may have been begun with: for all, and for this client alone.
@@ -194,20 +70,72 @@ enum Coding {
 }
 
 /// Sends the request and reads the response's head.
-pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing) -> Result<Begun, Missing> {
+pub(super) async fn begin(
+    inside: &Inside,
+    local: SocketAddr,
+    request: Outgoing,
+) -> Result<StreamingResponse, Missing> {
     let mut head = request.head;
     head.extend_from_slice(b"\r\n");
-    let resource_name = [&request.host[..], b"\0", &request.target].concat();
-    let (peer, has_credentials, repeatable) =
-        (request.peer.to_string(), request.has_credentials, request.repeatable);
     let asked_with = xxh3_64(&head);
     let body = inside.ask(head.into(), request.body, (request.peer, request.proved), local).await;
     let mut body = body.map_err(|_| Missing::Unavailable)?;
+    let (parser, bytes, wire) = read_head(&mut body).await?;
+    let head = parser.head(&bytes);
+    let KeptFields { fields, cookies, fills } = KeptFields::of(&head.fields);
+    let text = |id| head.fields.get(id).unwrap_or_default();
+    let part = content_range(text(FieldId::ContentRange)).filter(|_| head.status == 206);
+    let coding = Coding::of(head.framing).ok_or(Missing::Unavailable)?;
+    let length = match (&coding, part) {
+        (_, Some((_, total))) => Some(total),
+        (Coding::Length(length), None) => Some(*length),
+        (Coding::Chunked(_), None) => None,
+    };
+    let validator = validator(&head.fields, asked_with);
+    let may_pin = request.repeatable && matches!(head.status, 200 | 206) && !validator.is_empty();
+    let pinned_length = length.filter(|_| may_pin);
+    let versions = match pinned_length {
+        Some(length) => {
+            let (host, target, length) = (&request.host[..], &request.target[..], length.to_be_bytes());
+            let parts =
+                [host, b"\0", target, b"\0", &validator[..], b"\0", &length[..], &cookies[..]].concat();
+            let peer = request.peer.to_string();
+            [xxh3_64(&parts), xxh3_64(&[&parts[..], b"\0", peer.as_bytes()].concat())]
+        }
+        None => [unique()?; 2],
+    };
+    let version = versions[usize::from(!is_for_all(&head.fields, request.has_credentials))];
+    let resource = Resource {
+        status: if part.is_some() { 200 } else { head.status },
+        length: length.unwrap_or(0),
+        version,
+        modified_s: date::parse(text(FieldId::LastModified)),
+        etag: text(FieldId::Etag).to_vec(),
+        fields,
+    };
+    Ok(StreamingResponse {
+        resource,
+        versions,
+        pinned: pinned_length.is_some(),
+        whole: part.is_none(),
+        fills,
+        content: Content { body, wire, plain: BytesMut::new(), coding },
+        at: part.map_or(0, |(first, _)| first),
+        block: BytesMut::new(),
+        failed: false,
+    })
+}
+
+/// The head of a response, as what has parsed it and its bytes; and what has come of the content with it.
+async fn read_head(body: &mut Body) -> Result<(ResponseParser, BytesMut, BytesMut), Missing> {
     let mut buffer = BytesMut::new();
     let mut parser = ResponseParser::new(HeadLimits::default());
-    let head_bytes = loop {
+    loop {
         match parser.parse(&buffer) {
-            Ok(Progress::Complete { length }) => break length,
+            Ok(Progress::Complete { length }) => {
+                let head = buffer.split_to(length);
+                return Ok((parser, head, buffer));
+            }
             Ok(Progress::Incomplete) => {}
             Err(_) => return Err(Missing::Unavailable),
         }
@@ -215,77 +143,74 @@ pub(super) async fn begin(inside: &Inside, local: SocketAddr, request: Outgoing)
             Some(Ok(piece)) => buffer.extend_from_slice(&piece),
             _ => return Err(Missing::Unavailable),
         }
-    };
-    let bytes = buffer.split_to(head_bytes);
-    let head = parser.head(&bytes);
-    let (mut fields, mut cookies) = (Vec::new(), Vec::new());
-    let mut fills = false;
-    for (_, name, value) in head.fields.iter() {
-        if name.eq_ignore_ascii_case(b"set-cookie") {
-            write_field(name, value, &mut cookies);
-        }
-        fills |= name.eq_ignore_ascii_case(b"cache-status") && is_stored(value);
-        if !VOLATILE_FIELDS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
-            write_field(name, value, &mut fields);
-        }
     }
-    let text = |id| head.fields.get(id).unwrap_or_default();
-    let etag = text(FieldId::Etag).to_vec();
-    let part = content_range(text(FieldId::ContentRange)).filter(|_| head.status == 206);
-    let coding = match head.framing {
-        BodyFraming::None => Coding::Length(0),
-        BodyFraming::Length(length) => Coding::Length(length),
-        BodyFraming::Chunked => Coding::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::default()))),
-        // The accelerator frames what it sends on.
-        BodyFraming::UntilClose => return Err(Missing::Unavailable),
-    };
-    let length = match (&coding, part) {
-        (_, Some((_, total))) => Some(total),
-        (Coding::Length(length), None) => Some(*length),
-        (Coding::Chunked(_), None) => None,
-    };
-    let modified = text(FieldId::LastModified);
-    let varies = head.fields.get(FieldId::Vary).is_some();
-    let validator = match etag.starts_with(b"\"") {
-        true => etag.clone(),
-        false if !is_strong(modified, text(FieldId::Date)) => Vec::new(),
-        // One time for all of its variants: which one it is follows from the request.
-        false if varies => [modified, b"\0", &asked_with.to_be_bytes()].concat(),
-        false => modified.to_vec(),
-    };
-    let pinned = repeatable && matches!(head.status, 200 | 206) && !validator.is_empty() && length.is_some();
-    let versions = match length.filter(|_| pinned) {
-        Some(length) => {
-            let parts =
-                [&resource_name[..], b"\0", &validator, b"\0", &length.to_be_bytes(), &cookies].concat();
-            [xxh3_64(&parts), xxh3_64(&[&parts[..], b"\0", peer.as_bytes()].concat())]
-        }
-        None => [unique()?; 2],
-    };
-    let version = versions[usize::from(!is_for_all(&head.fields, has_credentials))];
-    let resource = Resource {
-        status: if part.is_some() { 200 } else { head.status },
-        length: length.unwrap_or(0),
-        version,
-        modified_s: date::parse(modified),
-        etag,
-        fields,
-    };
-    let at = part.map_or(0, |(first, _)| first);
-    let content = Content { body, wire: buffer, plain: BytesMut::new(), coding };
-    let whole = part.is_none();
-    let block = BytesMut::new();
-    Ok(Begun { resource, versions, pinned, whole, fills, content, at, block, failed: false })
 }
 
-/// Whether two answers to one request with this Last-Modified are the same bytes: RFC 9110 §8.8.2.2, the time is over in which
-/// it may have been modified once more.
+/// What is kept of a response's fields.
+struct KeptFields {
+    /// Lines of those that Trickles does not write itself.
+    fields: Vec<u8>,
+    /// Lines of those that set cookies, which are among them.
+    cookies: Vec<u8>,
+    /// See [`StreamingResponse::fills`].
+    fills: bool,
+}
+
+impl KeptFields {
+    fn of(all: &Fields<'_>) -> Self {
+        let mut kept = Self { fields: Vec::new(), cookies: Vec::new(), fills: false };
+        for (_, name, value) in all.iter() {
+            if name.eq_ignore_ascii_case(b"set-cookie") {
+                write_field(name, value, &mut kept.cookies);
+            }
+            kept.fills |= name.eq_ignore_ascii_case(b"cache-status") && is_stored(value);
+            if !VOLATILE_FIELDS.iter().any(|own| own.eq_ignore_ascii_case(name)) {
+                write_field(name, value, &mut kept.fields);
+            }
+        }
+        kept
+    }
+}
+
+impl Coding {
+    fn of(framing: BodyFraming) -> Option<Self> {
+        match framing {
+            BodyFraming::None => Some(Self::Length(0)),
+            BodyFraming::Length(length) => Some(Self::Length(length)),
+            BodyFraming::Chunked => {
+                Some(Self::Chunked(Box::new(ChunkedDecoder::new(ChunkLimits::default()))))
+            }
+            // The accelerator frames what it sends on.
+            BodyFraming::UntilClose => None,
+        }
+    }
+}
+
+/// What the bytes of a representation are known by; empty if nothing says so. `asked_with` is a hash of the request.
+fn validator(fields: &Fields<'_>, asked_with: u64) -> Vec<u8> {
+    let text = |id| fields.get(id).unwrap_or_default();
+    let (etag, modified) = (text(FieldId::Etag), text(FieldId::LastModified));
+    if etag.starts_with(b"\"") {
+        return etag.to_vec();
+    }
+    if !is_strong(modified, text(FieldId::Date)) {
+        return Vec::new();
+    }
+    // One time for all of its variants: which one it is follows from the request.
+    match fields.get(FieldId::Vary) {
+        Some(_) => [modified, b"\0", &asked_with.to_be_bytes()].concat(),
+        None => modified.to_vec(),
+    }
+}
+
+/// Whether two answers to one request with this Last-Modified are the same bytes: RFC 9110 §8.8.2.2, the time is over
+/// in which it may have been modified once more.
 fn is_strong(modified: &[u8], date: &[u8]) -> bool {
     matches!((date::parse(modified), date::parse(date)), (Some(modified), Some(date)) if modified < date)
 }
 
-/// Whether a response may be another client's too. Tags are compared within one client's answers only, unless the origin says
-/// that they are for all, or does not know who asks.
+/// Whether a response may be another client's too. Tags are compared within one client's answers only, unless the
+/// origin says that they are for all, or does not know who asks.
 fn is_for_all(fields: &Fields<'_>, has_credentials: bool) -> bool {
     let names = |id, wanted: &[&[u8]]| {
         let mut members = fields.get_all(id).flat_map(|value| value.split(|byte| *byte == b','));
@@ -318,14 +243,14 @@ fn unique() -> Result<u64, Missing> {
     Ok(u64::from_be_bytes(bytes))
 }
 
-impl Begun {
+impl StreamingResponse {
     /// Whether others may be answered with it.
     pub(super) fn is_for_all(&self) -> bool {
         self.resource.version == self.versions[0]
     }
 
-    /// Whether it is what a response with this version was begun with. One that was for a client alone may look as if it were for
-    /// all where it is asked for without that client's cookies.
+    /// Whether it is what a response with this version was begun with. One that was for a client alone may look as if
+    /// it were for all where it is asked for without that client's cookies.
     pub(super) fn goes_on_with(&mut self, version: u64) -> bool {
         let goes_on = self.pinned && self.versions.contains(&version);
         if goes_on {
@@ -394,7 +319,8 @@ impl Begun {
         }
     }
 
-    /// What was read of a block. A part may begin later or end earlier than it was asked for (RFC 9110 §15.3.7): that is none.
+    /// What was read of a block. A part may begin later or end earlier than it was asked for (RFC 9110 §15.3.7): that
+    /// is none.
     fn take_block(&mut self, index: u64) -> Option<(u64, Bytes)> {
         let block = self.block.split().freeze();
         let whole = self.resource.length.saturating_sub(index * BLOCK_BYTES).min(BLOCK_BYTES);
@@ -402,7 +328,8 @@ impl Begun {
         (!self.failed).then_some((index, block))
     }
 
-    /// Whether the answer to a question for a part says that what was there is gone, not that this client may not have it now.
+    /// Whether the answer to a question for a part says that what was there is gone, not that this client may not have
+    /// it now.
     pub(super) fn tells_of_another(&self) -> bool {
         matches!(self.resource.status, 200 | 206 | 404 | 410 | 416)
     }
@@ -476,28 +403,6 @@ impl Content {
 mod tests {
     use super::*;
 
-    fn asked<'a>(head: &'a [u8], body: &'a [u8]) -> Asked<'a> {
-        let peer = ([192, 0, 2, 1], 1).into();
-        Asked { peer, proved: false, request: 1, host: b"h", target: b"/x", head, body }
-    }
-
-    #[test]
-    fn requests_with_the_same_answer_have_the_same_key() {
-        let key = |head: &[u8]| Outgoing::of(&asked(head, b"")).key;
-        let get = key(b"GET /x HTTP/1.1\r\nHost: h\r\nAccept: */*\r\n\r\n");
-        let same = key(b"HEAD /x HTTP/1.1\r\nHost: h\r\nRange: bytes=0-1\r\nAccept: */*\r\n\r\n");
-        let other = key(b"GET /x HTTP/1.1\r\nHost: h\r\nAccept: text/html\r\n\r\n");
-        assert_eq!(get, same);
-        assert_ne!(get, other);
-    }
-
-    #[test]
-    fn what_one_client_is_answered_is_not_anothers() {
-        let head = b"GET /x HTTP/1.1\r\nHost: h\r\n\r\n";
-        let other = Asked { peer: ([192, 0, 2, 2], 1).into(), ..asked(head, b"") };
-        assert_ne!(Outgoing::of(&asked(head, b"")).key, Outgoing::of(&other).key);
-    }
-
     /// Whether a response with these fields is for all, to a request without and with credentials.
     fn for_all(fields: &str) -> [bool; 2] {
         let bytes = format!("HTTP/1.1 200 OK\r\n{fields}Content-Length: 0\r\n\r\n");
@@ -530,24 +435,6 @@ mod tests {
         assert!(is_strong(&at(1), &at(2)));
         assert!(!is_strong(&at(1), &at(1)) && !is_strong(&at(2), &at(1)) && !is_strong(b"", &at(1)));
         assert!(!is_strong(&at(1), b""));
-    }
-
-    #[test]
-    fn what_is_for_all_is_asked_for_again_without_a_word_of_who_asked() {
-        let head = b"GET /x HTTP/1.1\r\nHost: h\r\nCookie: a\r\nAccept: */*\r\nAuthorization: b\r\n\r\n";
-        let request = Outgoing::of(&asked(head, b""));
-        assert!(request.has_credentials);
-        assert_eq!(request.of_anybody().head, b"GET /x HTTP/1.1\r\nHost: h\r\nAccept: */*\r\n");
-    }
-
-    #[test]
-    fn a_post_is_the_same_only_when_the_transport_repeats_it() {
-        let head = b"POST /x HTTP/1.1\r\nHost: h\r\nContent-Length: 2\r\n\r\n";
-        let first = Outgoing::of(&asked(head, b"ab"));
-        let next = Outgoing::of(&Asked { request: 2, ..asked(head, b"ab") });
-        assert!(!first.repeatable && first.key != next.key);
-        assert_eq!(first.key, Outgoing::of(&asked(head, b"ab")).key);
-        assert!(first.head.ends_with(b"\r\nContent-Length: 2\r\n"));
     }
 
     #[test]

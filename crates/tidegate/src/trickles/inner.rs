@@ -1,9 +1,10 @@
-//! What the accelerator answers, as a site of Trickles: a response is a function of the request, and so can be made again,
-//! by this replica or by another one.
+//! What the accelerator answers, as a site of Trickles: a response is a function of the request, and so can be made
+//! again, by this replica or by another one.
 //!
-//! A resource is pinned by its validator: its version is a hash of name, ETag (or Last-Modified) and length, and of the client
-//! where the response may be for nobody else, and every part that is asked for again is compared with it. What has been read is kept for a while, which is soft state: it may be
-//! dropped at any time, and is asked for again with Range. Only a response without a validator lives in it alone.
+//! A resource is pinned by its validator: its version is a hash of name, ETag (or Last-Modified) and length, and of the
+//! client where the response may be for nobody else, and every part that is asked for again is compared with it. What
+//! has been read is kept for a while, which is soft state: it may be dropped at any time, and is asked for again with
+//! Range. Only a response without a validator lives in it alone.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -17,7 +18,8 @@ use tidegate_trickles::http::{Asked, Lost, Missing, Part, Resource, Site};
 use tidegate_trickles::server::Wait;
 use tokio::sync::{Semaphore, watch};
 
-use super::exchange::{self, Begun, Outgoing};
+use super::exchange::{self, StreamingResponse};
+use super::outgoing::Outgoing;
 use super::streams::Streams;
 
 /// Bytes that are asked for and kept together.
@@ -231,8 +233,8 @@ impl InnerSite {
         }
     }
 
-    /// Gets a block of a version: out of a response that is held, or with a request of its own. Of the head alone there is no part
-    /// to ask for: there may be no byte.
+    /// Gets a block of a version: out of a response that is held, or with a request of its own. Of the head alone there
+    /// is no part to ask for: there may be no byte.
     async fn read_now(self, request: Outgoing, version: u64, index: u64, part: Part) {
         let question = Question::Block(version, index);
         let again = request.clone();
@@ -267,9 +269,9 @@ impl InnerSite {
         self.lock().blocks.insert((version, index), block, bytes);
     }
 
-    /// Takes the rest of a response that is on its way into the cache, which it reaches only so. Of another, or where too many
-    /// are on their way, what follows is read when it is wanted.
-    async fn go_on(&self, mut begun: Begun, client: IpAddr, proved: bool) {
+    /// Takes the rest of a response that is on its way into the cache, which it reaches only so. Of another, or where
+    /// too many are on their way, what follows is read when it is wanted.
+    async fn go_on(&self, mut begun: StreamingResponse, client: IpAddr, proved: bool) {
         let version = begun.resource.version;
         if begun.fills()
             && let Ok(_place) = self.drains.try_acquire()

@@ -1,8 +1,9 @@
-//! Listeners of the Trickles transport: roots of routes, and what the accelerator has from upstreams, served without any
-//! memory of clients.
+//! Listeners of the Trickles transport: roots of routes, and what the accelerator has from upstreams, served without
+//! any memory of clients.
 
 mod exchange;
 mod inner;
+mod outgoing;
 mod streams;
 
 use std::io::{self, Read};
@@ -96,7 +97,7 @@ impl TricklesServices {
     pub(crate) fn renew(&self, routes: &[Route]) -> Result<Renewal<'_>, String> {
         let mut rings = Vec::new();
         if !self.services.is_empty() {
-            open_places(routes)?;
+            open_sites(routes)?;
         }
         for (service, path) in &self.services {
             if let Some(path) = path {
@@ -247,7 +248,8 @@ fn hexadecimal(service: &UdpService) -> String {
     service.public_key().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// That the interface of a listener, where it has one of its own, carries the smallest packets that clients may ask for.
+/// That the interface of a listener, where it has one of its own, carries the smallest packets that clients may ask
+/// for.
 fn wide_enough(listener: &TricklesListener) -> Result<(), Obstacle> {
     let ip = listener.listen.address.ip();
     let (key, name) = match &listener.interface {
@@ -345,13 +347,13 @@ fn key_file(path: &Path) -> io::Result<String> {
 struct RoutedSites {
     inner: InnerSite,
     in_force: watch::Receiver<Vec<Route>>,
-    places: Vec<(Route, Place)>,
+    sites: Vec<(Route, RouteSite)>,
     /// When routes that are in force could not be opened.
     failed: Option<Instant>,
 }
 
 /// What is behind a route.
-enum Place {
+enum RouteSite {
     /// Replicas have the same files; no cache is needed.
     Root(StaticRoot),
     /// Upstreams, through the accelerator and its cache.
@@ -359,18 +361,18 @@ enum Place {
 }
 
 /// Opens what is behind routes, the most specific first.
-fn open_places(routes: &[Route]) -> Result<Vec<(Route, Place)>, String> {
-    let mut places = Vec::new();
+fn open_sites(routes: &[Route]) -> Result<Vec<(Route, RouteSite)>, String> {
+    let mut sites = Vec::new();
     for route in routes {
-        let place = match &route.target {
+        let site = match &route.target {
             Target::Root(path) => {
-                Place::Root(StaticRoot::open(path, content_type).map_err(|error| error.to_string())?)
+                RouteSite::Root(StaticRoot::open(path, content_type).map_err(|error| error.to_string())?)
             }
-            _ => Place::Inner,
+            _ => RouteSite::Inner,
         };
-        places.push((route.clone(), place));
+        sites.push((route.clone(), site));
     }
-    places.sort_by_key(|(route, _)| {
+    sites.sort_by_key(|(route, _)| {
         let host = match route.host.strip_prefix('*') {
             None => (0, 0),
             Some("") => (2, 0),
@@ -378,23 +380,23 @@ fn open_places(routes: &[Route]) -> Result<Vec<(Route, Place)>, String> {
         };
         (host, usize::MAX - route.path.len())
     });
-    Ok(places)
+    Ok(sites)
 }
 
 impl RoutedSites {
     fn open(mut in_force: watch::Receiver<Vec<Route>>, inner: &InnerSite) -> Result<Self, String> {
-        let places = open_places(&in_force.borrow_and_update())?;
-        Ok(Self { inner: inner.clone(), in_force, places, failed: None })
+        let sites = open_sites(&in_force.borrow_and_update())?;
+        Ok(Self { inner: inner.clone(), in_force, sites, failed: None })
     }
 
-    /// Follows a reload. Roots were there when it looked; where one has gone since, or descriptors are used up, nothing is
-    /// served until all of them can be opened: the old routes are not in force any more.
+    /// Follows a reload. Roots were there when it looked; where one has gone since, or descriptors are used up, nothing
+    /// is served until all of them can be opened: the old routes are not in force any more.
     fn follow(&mut self) {
         let is_due = self.failed.is_some_and(|failed| failed.elapsed() >= FOLLOW_AGAIN);
         if is_due || self.in_force.has_changed().unwrap_or(false) {
-            let opened = open_places(&self.in_force.borrow_and_update());
+            let opened = open_sites(&self.in_force.borrow_and_update());
             self.failed = opened.is_err().then(Instant::now);
-            self.places = opened.unwrap_or_else(|error| {
+            self.sites = opened.unwrap_or_else(|error| {
                 tracing::error!("a Trickles listener serves nothing until it has its routes: {error}");
                 Vec::new()
             });
@@ -415,9 +417,9 @@ impl RoutedSites {
             };
             host_matches && target.starts_with(route.path.as_bytes())
         };
-        match self.places.iter_mut().find(|(route, _)| matches(route))? {
-            (_, Place::Root(root)) => Some(root),
-            (_, Place::Inner) => Some(&mut self.inner),
+        match self.sites.iter_mut().find(|(route, _)| matches(route))? {
+            (_, RouteSite::Root(root)) => Some(root),
+            (_, RouteSite::Inner) => Some(&mut self.inner),
         }
     }
 }
@@ -441,7 +443,7 @@ impl Site for RoutedSites {
     fn prepare_find(&mut self, asked: &Asked<'_>) -> Option<Wait> {
         let inside = self.inner.inside();
         if asked.proved {
-            inside.tell(|| exchange::head(asked), asked.peer.ip());
+            inside.tell(|| outgoing::head(asked), asked.peer.ip());
         }
         if inside.refuses(asked.peer.ip()) {
             return None;

@@ -1,5 +1,6 @@
-//! Responses that have been read to somewhere in their middle: the next blocks are read on from there, so that one download
-//! is one request to the upstream, whether that knows Range or not. Soft state: without it blocks are asked for with Range.
+//! Responses that have been read to somewhere in their middle: the next blocks are read on from there, so that one
+//! download is one request to the upstream, whether that knows Range or not. Soft state: without it blocks are asked
+//! for with Range.
 
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -9,7 +10,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use tokio::sync::Mutex as Turn;
 
-use super::exchange::Begun;
+use super::exchange::StreamingResponse;
 
 /// Responses that are held at once.
 const MAX_STREAMS: usize = 64;
@@ -31,7 +32,7 @@ struct Stream {
     next: AtomicU64,
     used: Mutex<Instant>,
     /// Readers take turns; `None` once it has ended.
-    begun: Turn<Option<Begun>>,
+    begun: Turn<Option<StreamingResponse>>,
 }
 
 impl Stream {
@@ -63,9 +64,9 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Holds a response for what its client wants of it next. Where there is no place, the one that was not read for the longest
-    /// time ends: of the same client, if that has its share, then of those who have proved nothing.
-    pub(super) fn hold(&self, begun: Begun, client: IpAddr, proved: bool) {
+    /// Holds a response for what its client wants of it next. Where there is no place, the one that was not read for
+    /// the longest time ends: of the same client, if that has its share, then of those who have proved nothing.
+    pub(super) fn hold(&self, begun: StreamingResponse, client: IpAddr, proved: bool) {
         if begun.is_at_end() {
             return;
         }
@@ -112,8 +113,8 @@ impl Streams {
         held.iter().filter(comes_to).max_by_key(|stream| next(stream)).cloned()
     }
 
-    /// Reads on until block `index` of a version, where a response is held that comes to it soon: `keep` gets each block. Whether
-    /// that one was among them, or another reader has had it meanwhile.
+    /// Reads on until block `index` of a version, where a response is held that comes to it soon: `keep` gets each
+    /// block. Whether that one was among them, or another reader has had it meanwhile.
     pub(super) async fn read_to(&self, version: u64, index: u64, keep: impl Fn(u64, Bytes)) -> bool {
         let Some(stream) = self.before(version, index) else { return false };
         let mut begun = stream.begun.lock().await;

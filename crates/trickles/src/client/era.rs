@@ -16,8 +16,8 @@ const SLOW_START_WINDOW: u16 = 16;
 
 /// Requests among which what is on its way is divided at least: one that is lost must not take everything with it.
 const REQUESTS_A_WINDOW: usize = 4;
-/// Packets that have to have come since the last loss for each that a request acknowledges beyond two: where requests are lost,
-/// few packets should be lost with each.
+/// Packets that have to have come since the last loss for each that a request acknowledges beyond two: where requests
+/// are lost, few packets should be lost with each.
 const CLEAN_PACKETS: u64 = 64;
 
 /// What a packet that is on its way was asked to bring.
@@ -141,8 +141,8 @@ impl EraState {
         }
     }
 
-    /// Ends slow start before it fills a queue to the brim (RFC 9406): the window grows by a packet a round trip from here.
-    /// A small window has no need of it.
+    /// Ends slow start before it fills a queue to the brim (RFC 9406): the window grows by a packet a round trip from
+    /// here. A small window has no need of it.
     pub(super) fn end_slow_start(&mut self) {
         let window = self.window(self.next - 1);
         let slow = self.era.ssthresh == MAX_WINDOW && (SLOW_START_WINDOW..MAX_WINDOW).contains(&window);
@@ -209,8 +209,8 @@ impl EraState {
     /// this one's. After `reordering` a missing packet is given up for a single later one.
     pub(super) fn advance(&mut self, later: u64, now: Instant, reordering: std::time::Duration) -> Progress {
         let mut progress = Progress::default();
-        // A server that lies may have every packet of the largest window given up at once: the end is reckoned once, as it
-        // stays where it is from the first loss on.
+        // A server that lies may have every packet of the largest window given up at once: the end is reckoned once, as
+        // it stays where it is from the first loss on.
         let mut end = None;
         loop {
             if let Some(held) = self.received.remove(&self.next) {

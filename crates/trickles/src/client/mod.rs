@@ -38,8 +38,8 @@ pub struct Config {
     pub datagram_bytes: u16,
     /// Whether CUBIC governs the window where the server has it, see [`crate::cubic`]; Reno does otherwise.
     pub cubic: bool,
-    /// To how many bytes an open is padded, with those of an envelope around it not counted: 1200 buy an answer that is three
-    /// times as long.
+    /// To how many bytes an open is padded, with those of an envelope around it not counted: 1200 buy an answer that is
+    /// three times as long.
     pub padded_bytes: usize,
     /// Largest datagram in bytes that is asked for where longer ones do not pass.
     pub short_datagram_bytes: u16,
@@ -143,7 +143,8 @@ pub struct Client {
     timeout_due: bool,
     backoff: u32,
     timeouts: u64,
-    /// Times that something arrived only after the attempts that are answered by packets of any length, since a long one did.
+    /// Times that something arrived only after the attempts that are answered by packets of any length, since a long
+    /// one did.
     only_short: u32,
     /// Packets that requests asked for a second time, and packets that arrived twice.
     repeated: u64,
@@ -245,8 +246,8 @@ impl Client {
         self.config.max_input_bytes.saturating_sub(held)
     }
 
-    /// Why `request` sends no more of its input, so that room for more never comes: [`Read::Reset`], or [`Read::End`] where the
-    /// server has said where the output ends.
+    /// Why `request` sends no more of its input, so that room for more never comes: [`Read::Reset`], or [`Read::End`]
+    /// where the server has said where the output ends.
     #[must_use]
     pub fn refuses_input(&self, request: u32) -> Option<Read> {
         self.requests.get(&request).and_then(RequestState::refuses_input)
@@ -332,8 +333,8 @@ impl Client {
         };
         let packet = Continuation::decode(&continuation).map_err(|_| PeerError::Continuation)?;
         let era = &packet.era;
-        // Only an open has fewer packets sent at first than its window: what is missing, up to the largest window, follows with
-        // the first acknowledgement.
+        // Only an open has fewer packets sent at first than its window: what is missing, up to the largest window,
+        // follows with the first acknowledgement.
         let is_cut_short = era.flight != 0 && era.counter > 0;
         if packet.number <= era.base || era.start == 0 || era.base > u64::MAX / 2 || is_cut_short {
             return Err(PeerError::Continuation);
@@ -372,7 +373,8 @@ impl Client {
     fn sample(&mut self, timestamp_us: u32, packet: &Continuation, now: Instant) {
         let elapsed_us = self.timestamp_us(now).wrapping_sub(timestamp_us);
         if elapsed_us < 120_000_000 {
-            // What was sent before its own acknowledgement: with that, each round would begin a little later in a train.
+            // What was sent before its own acknowledgement: with that, each round would begin a little later in a
+            // train.
             let sent = packet.era.sent(packet.number - 1);
             self.round_trip.sample(Duration::from_micros(elapsed_us.into()), packet.number, sent, now);
         }
@@ -525,7 +527,8 @@ impl Client {
         }
     }
 
-    /// Room for an era that is not known yet, before those that are newer: a server may have told of one that we did not foresee.
+    /// Room for an era that is not known yet, before those that are newer: a server may have told of one that we did
+    /// not foresee.
     fn add_era(&mut self, era: Era) -> &mut EraState {
         if self.eras.len() == MAX_ERAS {
             self.drop_oldest_era();

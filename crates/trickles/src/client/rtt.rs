@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 const MAX_RTO: Duration = Duration::from_secs(60);
-/// Longest wait before an open is repeated. It is a single packet, and the path may be back long before a minute is over.
+/// Longest wait before an open is repeated. It is a single packet, and the path may be back long before a minute is
+/// over.
 const MAX_OPEN_RTO: Duration = Duration::from_secs(16);
 const INITIAL_RTO: Duration = Duration::from_secs(1);
 const MAX_REORDERING: Duration = Duration::from_millis(100);
@@ -35,7 +36,8 @@ impl RoundTrip {
         Self { min_rto, smoothed: None, least: Duration::MAX, round: (0, Duration::MAX, 0), train: None }
     }
 
-    /// A sample by packet `number`, which arrived at `now` and before whose acknowledgement packets up to `sent` were sent.
+    /// A sample by packet `number`, which arrived at `now` and before whose acknowledgement packets up to `sent` were
+    /// sent.
     pub(super) fn sample(&mut self, sample: Duration, number: u64, sent: u64, now: Instant) {
         if number > self.round.0 {
             self.round = (sent, Duration::MAX, 0);
@@ -57,15 +59,15 @@ impl RoundTrip {
         self.shows_a_queue() || self.train_is_long()
     }
 
-    /// Packets wait in a queue on the way: the first samples of a round trip are all longer than the shortest ever by an
-    /// eighth of it (RFC 9406 §4.2).
+    /// Packets wait in a queue on the way: the first samples of a round trip are all longer than the shortest ever by
+    /// an eighth of it (RFC 9406 §4.2).
     fn shows_a_queue(&self) -> bool {
         let delay = (self.least / 8).clamp(QUEUE_DELAY.0, QUEUE_DELAY.1);
         self.round.2 == QUEUE_SAMPLES && self.round.1 >= self.least + delay
     }
 
-    /// Packets come for half a round trip as fast as the path gives them: slow start, which sends two for each, has filled
-    /// it. This is seen a round trip before a queue is (Ha and Rhee, Taming the Elephants, §4.1).
+    /// Packets come for half a round trip as fast as the path gives them: slow start, which sends two for each, has
+    /// filled it. This is seen a round trip before a queue is (Ha and Rhee, Taming the Elephants, §4.1).
     fn train_is_long(&self) -> bool {
         self.train.is_some_and(|(first, last)| last - first >= self.least / 2 && last - first >= TRAIN_GAP)
     }

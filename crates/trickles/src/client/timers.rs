@@ -5,8 +5,8 @@ use std::time::Instant;
 use super::era::Expected;
 use super::{Client, ClientError, settle};
 
-/// How often a short packet ends what longer ones did not, with none of those in between, before only short ones are asked for:
-/// the path's limit has sunk without a word (RFC 8899 §4.3).
+/// How often a short packet ends what longer ones did not, with none of those in between, before only short ones are
+/// asked for: the path's limit has sunk without a word (RFC 8899 §4.3).
 const ONLY_SHORT: u32 = 3;
 
 impl Client {
@@ -50,8 +50,8 @@ impl Client {
         }
     }
 
-    /// The way to the server carries no datagrams of full length: what opens from now on is as short as padding lets it be,
-    /// and an open that was not answered is sent again at once.
+    /// The way to the server carries no datagrams of full length: what opens from now on is as short as padding lets it
+    /// be, and an open that was not answered is sent again at once.
     pub fn handle_datagram_too_long(&mut self) {
         let short = self.short_bytes();
         if self.config.datagram_bytes > short {
@@ -73,8 +73,8 @@ impl Client {
         }
     }
 
-    /// Datagrams leave from another address than before: continuations are bound to the old one, so that a new connection
-    /// begins.
+    /// Datagrams leave from another address than before: continuations are bound to the old one, so that a new
+    /// connection begins.
     pub fn handle_address_changed(&mut self, now: Instant) {
         if self.established {
             self.reopen(now);

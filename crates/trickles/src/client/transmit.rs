@@ -13,8 +13,8 @@ use crate::wire::{
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-/// Packets at the start of a slow start that are acknowledged at once, one by one: it has no time to lose. After a recovery
-/// that would be more than TCP takes, whose receivers wait for a second packet as soon as nothing is missing.
+/// Packets at the start of a slow start that are acknowledged at once, one by one: it has no time to lose. After a
+/// recovery that would be more than TCP takes, whose receivers wait for a second packet as soon as nothing is missing.
 const QUICK_PACKETS: u64 = 8;
 /// Ranges that an open request asks for: what a server may send to an unproved address.
 const OPEN_WANTS: usize = 3;
@@ -22,8 +22,8 @@ const OPEN_WANTS: usize = 3;
 /// Opens of full length, before shorter ones are tried.
 const LONG_OPENS: u32 = 2;
 
-/// Less of an input than this is not worth a packet, unless no more follows. The least open has room for it beside the longest
-/// continuation that a server may give on its connection.
+/// Less of an input than this is not worth a packet, unless no more follows. The least open has room for it beside the
+/// longest continuation that a server may give on its connection.
 const LEAST_INPUT_BYTES: usize = 64;
 
 /// Most packets that a request acknowledges that repeats another one.
@@ -31,19 +31,34 @@ const MAX_REPEATING: u8 = 4;
 
 /// A range that is asked for a second time.
 #[derive(Debug)]
-struct Again {
+struct RepeatedWant {
     range: (u64, u32),
     continuation: Vec<u8>,
 }
 
-/// Where one in so many packets that were asked for again comes twice, their servers do not know of each other; not judged by
-/// the first few.
+/// Where one in so many packets that were asked for again comes twice, their servers do not know of each other; not
+/// judged by the first few.
 const COPIES_SHARE: u64 = 4;
 const COPIES_AT_FIRST: u64 = 64;
 
+/// Packets of an era that a request acknowledges.
+struct Acknowledgement {
+    /// The newest of them, and how many.
+    ready: Ready,
+    group: u8,
+    account: Account,
+    /// Bytes of the request that ask for nothing.
+    beside_bytes: usize,
+    /// The code of the round-trip time that it states.
+    rtt: u8,
+    argument: u8,
+    /// What it sets free; `None`: the trickle ends.
+    release: Option<Release>,
+}
+
 /// What a datagram asks for, by what its answer will be counted against.
 #[derive(Debug, Default)]
-struct Load {
+struct Contents {
     wants: Vec<(u32, Range<u64>)>,
     inputs: Vec<u32>,
 }
@@ -101,10 +116,10 @@ impl Client {
         let flag = if self.config.cubic { wire::CUBIC_WANTED } else { 0 };
         let ask = Ask::Open { datagram_bytes: datagram_bytes | flag };
         Request::encode_head(self.connection, self.timestamp_us(now), &ask, &mut out);
-        let load = self.write_frames(OPEN_WANTS, padded, RESPONSE_HEAD_BYTES, &mut out);
+        let contents = self.write_frames(OPEN_WANTS, padded, RESPONSE_HEAD_BYTES, &mut out);
         wire::pad(padded, &mut out);
-        self.open_wants = load.wants;
-        self.open_inputs = load.inputs;
+        self.open_wants = contents.wants;
+        self.open_inputs = contents.inputs;
         self.waiting_since = Some(now);
         Some(out)
     }
@@ -142,6 +157,7 @@ impl Client {
     /// Uses the first trickle that is free, if there is something to ask for.
     fn trickle_datagram(&mut self, now: Instant) -> Option<Vec<u8>> {
         self.ack_at = None;
+        let limit = self.config.datagram_bytes;
         let (mut index, mut most) = (0, usize::MAX);
         while index < self.eras.len() {
             let state = &self.eras[index];
@@ -149,79 +165,94 @@ impl Client {
                 index += 1;
                 continue;
             };
-            let (ready, era) = (ready.clone(), state.era);
-            if group == 1 && !self.urgent(state, ready.number) {
-                let due = ready.arrived + self.config.delayed_ack;
-                if now < due {
-                    self.ack_at = Some(self.ack_at.map_or(due, |at| at.min(due)));
-                    index += 1;
-                    continue;
-                }
+            let ready = ready.clone();
+            if group == 1 && !self.urgent(state, ready.number) && self.delays_ack(&ready, now) {
+                index += 1;
+                continue;
             }
-            let account = state.account(&ready, now);
-            let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
-            let beside_bytes = HEADER_BYTES + 4 + Account::wire_bytes(runs.len());
-            let limit = self.config.datagram_bytes;
-            // Where an account has more than one run, all requests of the era state the same round-trip time.
-            let simple = runs.len() == 1 && runs[0].gap == 0;
-            let least = self.round_trip.least();
-            let rtt = if simple { 0 } else { *self.eras[index].rtt.get_or_insert(rtt_of(&ready.raw, least)) };
-            let mut argument = era.join_argument(group, rtt).unwrap_or(group);
-            let release = congestion::acknowledge(&era, &runs, ready.number, argument);
-            let releases = matches!(&release, Ok(release) if release.count() > 0);
-            let has_room = |packets| self.has_room(packets, beside_bytes, limit);
-            if let Ok(release) = &release
-                && group > 1
-                && !has_room(release.count())
-            {
+            let ack = self.acknowledgement(index, ready, group, now);
+            let has_room = |packets| self.has_room(packets, ack.beside_bytes, limit);
+            if group > 1 && ack.release.as_ref().is_some_and(|release| !has_room(release.count())) {
                 most = usize::from(group / 2);
                 continue;
             }
             most = usize::MAX;
-            let fits = beside_bytes <= limit.into() && has_room(1);
-            if releases && !self.has_work() {
+            let fits = ack.beside_bytes <= limit.into() && has_room(1);
+            if ack.release.is_some() && !self.has_work() {
                 return None;
             }
-            let aged = now.saturating_duration_since(ready.arrived) > self.config.park_limit;
+            let aged = now.saturating_duration_since(ack.ready.arrived) > self.config.park_limit;
             if aged || self.input_needs_open() {
                 self.reopen(now);
                 return self.open_datagram(now);
             }
             self.eras[index].ready.drain(..usize::from(group));
-            // A trickle that ends here, to shrink the window, is not worth a packet. One whose account leaves no room in a packet to
-            // ask for anything is given up.
-            if let (true, Ok(release)) = (releases && fits, release) {
-                let mut again = Vec::new();
-                if let Some((whole, wants)) =
-                    self.repeatable(index, &ready, beside_bytes, release.packets.start)
-                    && let Some(joined) = era.join_argument(whole, rtt)
-                {
-                    (argument, again) = (joined, wants);
-                }
-                self.eras[index].asked = Some(Asked {
-                    by: ready.number,
-                    group,
-                    era: release.era.counter,
-                    packets: release.packets.clone(),
-                });
-                self.repeated += again.len() as u64;
-                let ask = Ask::Continue { account, group: argument };
-                return Some(self.request_datagram(ask, limit, &release, &again, now));
+            // A trickle that ends here, to shrink the window, is not worth a packet. One whose account leaves no room
+            // in a packet to ask for anything is given up.
+            if fits && ack.release.is_some() {
+                return self.ack_datagram(index, ack, now);
             }
         }
         None
     }
 
-    /// What the request before acknowledged, and the ranges that it asked for, to be repeated by the one for `ready`: a lost
-    /// request costs as much as the loss of all its answers, and an acknowledgement of TCP costs nothing as the next one says
-    /// the same. Only once something was lost, and not where servers that share no memory answer both.
+    /// Whether a lone packet waits for a second one, to be acknowledged with it (RFC 5681 §4.2).
+    fn delays_ack(&mut self, ready: &Ready, now: Instant) -> bool {
+        let due = ready.arrived + self.config.delayed_ack;
+        if now >= due {
+            return false;
+        }
+        self.ack_at = Some(self.ack_at.map_or(due, |at| at.min(due)));
+        true
+    }
+
+    /// The acknowledgement of `group` packets of an era, of which `ready` is the newest.
+    fn acknowledgement(&mut self, index: usize, ready: Ready, group: u8, now: Instant) -> Acknowledgement {
+        let least = self.round_trip.least();
+        let state = &mut self.eras[index];
+        let account = state.account(&ready, now);
+        let runs: Vec<_> = account.runs.iter().map(|proved| proved.run).collect();
+        // Where an account has more than one run, all requests of the era state the same round-trip time.
+        let simple = runs.len() == 1 && runs[0].gap == 0;
+        let rtt = if simple { 0 } else { *state.rtt.get_or_insert(rtt_of(&ready.raw, least)) };
+        let argument = state.era.join_argument(group, rtt).unwrap_or(group);
+        let release = congestion::acknowledge(&state.era, &runs, ready.number, argument);
+        let release = release.ok().filter(|release| release.count() > 0);
+        let beside_bytes = HEADER_BYTES + 4 + Account::wire_bytes(runs.len());
+        Acknowledgement { ready, group, account, beside_bytes, rtt, argument, release }
+    }
+
+    /// The request for an acknowledgement, which also repeats what the one before asked for if that may have been lost.
+    fn ack_datagram(&mut self, index: usize, ack: Acknowledgement, now: Instant) -> Option<Vec<u8>> {
+        let Acknowledgement { ready, group, account, beside_bytes, rtt, mut argument, release } = ack;
+        let release = release?;
+        let mut again = Vec::new();
+        if let Some((whole, wants)) = self.repeatable(index, &ready, beside_bytes, release.packets.start)
+            && let Some(joined) = self.eras[index].era.join_argument(whole, rtt)
+        {
+            (argument, again) = (joined, wants);
+        }
+        self.eras[index].asked = Some(Asked {
+            by: ready.number,
+            group,
+            era: release.era.counter,
+            packets: release.packets.clone(),
+        });
+        self.repeated += again.len() as u64;
+        let ask = Ask::Continue { account, group: argument };
+        Some(self.request_datagram(ask, self.config.datagram_bytes, &release, &again, now))
+    }
+
+    /// What the request before acknowledged, and the ranges that it asked for, to be repeated by the one for `ready`: a
+    /// lost request costs as much as the loss of all its answers, and an acknowledgement of TCP costs nothing as the
+    /// next one says the same. Only once something was lost, and not where servers that share no memory answer both.
     fn repeatable(
         &self,
         index: usize,
         ready: &Ready,
         account_bytes: usize,
         from: u64,
-    ) -> Option<(u8, Vec<Again>)> {
+    ) -> Option<(u8, Vec<RepeatedWant>)> {
         let asked = self.eras.get(index)?.asked.as_ref()?;
         // What was acknowledged in between set nothing free.
         let whole = u8::try_from(ready.number.checked_sub(asked.by)?).ok()?.checked_add(asked.group)?;
@@ -242,15 +273,15 @@ impl Client {
             let (request, range) = coming.expected.get(&number)?.want.clone()?;
             let continuation = self.requests.get(&request)?.continuation_for(range.start)?.to_vec();
             let sequence = region_start(request) + range.start;
-            wants.push(Again { range: (sequence, (range.end - range.start) as u32), continuation });
+            wants.push(RepeatedWant { range: (sequence, (range.end - range.start) as u32), continuation });
         }
         // What is asked for the first time has to fit too.
         let wants_bytes: usize = wants.iter().map(|want| wire::wants_bytes(1, &want.continuation)).sum();
         (account_bytes + 2 * wants_bytes <= self.config.datagram_bytes.into()).then_some((whole, wants))
     }
 
-    /// Whether a request with `beside_bytes` of head and account has room for the ranges of so many packets. A packet that is not
-    /// asked for anything comes empty.
+    /// Whether a request with `beside_bytes` of head and account has room for the ranges of so many packets. A packet
+    /// that is not asked for anything comes empty.
     fn has_room(&self, packets: u64, beside_bytes: usize, limit: u16) -> bool {
         let window = self.config.window_bytes;
         let asking = self.requests.values().filter_map(|state| state.next_want(1, window));
@@ -299,7 +330,7 @@ impl Client {
         ask: Ask,
         limit: u16,
         release: &Release,
-        again: &[Again],
+        again: &[RepeatedWant],
         now: Instant,
     ) -> Vec<u8> {
         let mut out = Vec::with_capacity(limit.into());
@@ -309,11 +340,11 @@ impl Client {
             let ranges: Vec<_> = wants.iter().map(|want| want.range).collect();
             wire::write_wants(&ranges, &wants[0].continuation, &mut out);
         }
-        let load = self.write_frames(count, limit.into(), DELTA_HEAD_BYTES, &mut out);
-        let mut wants = load.wants.into_iter();
+        let contents = self.write_frames(count, limit.into(), DELTA_HEAD_BYTES, &mut out);
+        let mut wants = contents.wants.into_iter();
         for number in release.numbers() {
             let want = wants.next();
-            let pushes = if want.is_none() { self.count_pushes(&load.inputs) } else { Vec::new() };
+            let pushes = if want.is_none() { self.count_pushes(&contents.inputs) } else { Vec::new() };
             self.era_of(release.era).expected.insert(number, Expected { want, pushes });
         }
         out
@@ -328,22 +359,28 @@ impl Client {
         }
     }
 
-    /// Fills a datagram of at most `limit` bytes whose answer has `packets` packets with heads of `head_bytes`: input first,
-    /// then ranges.
-    fn write_frames(&mut self, packets: usize, limit: usize, head_bytes: usize, out: &mut Vec<u8>) -> Load {
-        let mut load = Load::default();
-        self.write_inputs(packets, limit, out, &mut load);
-        let for_wants = if load.inputs.is_empty() { packets } else { packets - 1 };
-        self.write_wants(for_wants.min(MAX_WANTS), limit, head_bytes, out, &mut load);
-        load
+    /// Fills a datagram of at most `limit` bytes whose answer has `packets` packets with heads of `head_bytes`: input
+    /// first, then ranges.
+    fn write_frames(
+        &mut self,
+        packets: usize,
+        limit: usize,
+        head_bytes: usize,
+        out: &mut Vec<u8>,
+    ) -> Contents {
+        let mut contents = Contents::default();
+        self.write_inputs(packets, limit, out, &mut contents);
+        let for_wants = if contents.inputs.is_empty() { packets } else { packets - 1 };
+        self.write_wants(for_wants.min(MAX_WANTS), limit, head_bytes, out, &mut contents);
+        contents
     }
 
-    fn write_inputs(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>, load: &mut Load) {
+    fn write_inputs(&mut self, packets: usize, limit: usize, out: &mut Vec<u8>, contents: &mut Contents) {
         if packets == 0 {
             return;
         }
         for (&request, state) in &mut self.requests {
-            if !state.wants_to_send() || load.inputs.len() == MAX_WANTS {
+            if !state.wants_to_send() || contents.inputs.len() == MAX_WANTS {
                 continue;
             }
             let overhead = wire::input_overhead(state.input_continuation());
@@ -355,7 +392,7 @@ impl Client {
             }
             wire::write_input(&Input { request, offset, last, continuation, data }, out);
             state.input_sent();
-            load.inputs.push(request);
+            contents.inputs.push(request);
         }
     }
 
@@ -366,21 +403,21 @@ impl Client {
         limit: usize,
         head_bytes: usize,
         out: &mut Vec<u8>,
-        load: &mut Load,
+        contents: &mut Contents,
     ) {
         let overhead = head_bytes + DATA_FRAME_BYTES;
         let packet = usize::from(self.server_datagram_bytes).min(limit);
         let length = packet.saturating_sub(overhead).max(1) as u64;
         let window = self.config.window_bytes;
         let mut idle = 0;
-        while load.wants.len() < packets && idle <= self.requests.len() {
+        while contents.wants.len() < packets && idle <= self.requests.len() {
             let after = self.last_served.saturating_add(1);
             let next = self.requests.range(after..).next().or_else(|| self.requests.iter().next());
             let Some((&request, _)) = next else { return };
             self.last_served = request;
             idle += 1;
             // A fair share of the packets at a time, so that one frame carries several ranges of a continuation.
-            let left = packets - load.wants.len();
+            let left = packets - contents.wants.len();
             let share = if self.requests.len() > 1 { left.div_ceil(2) } else { left };
             let Some(state) = self.requests.get_mut(&request) else { return };
             let mut ranges = Vec::new();
@@ -397,7 +434,7 @@ impl Client {
                 }
                 ranges.push((region_start(request) + range.start, (range.end - range.start) as u32));
                 state.ask(range.clone());
-                load.wants.push((request, range));
+                contents.wants.push((request, range));
             }
             if let Some(continuation) = used.filter(|_| !ranges.is_empty()) {
                 wire::write_wants(&ranges, &continuation, out);

@@ -1,5 +1,5 @@
-//! HTTP/1.1 over Trickles: GET and HEAD with ranges and conditions, keep-alive and pipelining, without any memory of the
-//! client (Trickles §6.2).
+//! HTTP/1.1 over Trickles: GET and HEAD with ranges and conditions, keep-alive and pipelining, without any memory of
+//! the client (Trickles §6.2).
 //!
 //! A request of the transport carries a conversation: its input is what an HTTP/1.1 client writes to a connection, its
 //! output what such a client reads. Where the conversation stands lies in the input continuation (`digest`), what a
@@ -33,7 +33,8 @@ const INPUT_CONTINUATION_BYTES: usize = 16 + OVERHEAD_BYTES;
 const END_BYTES: usize = FRAME_HEAD_BYTES + 8;
 /// The frame of an output continuation, besides its opaque bytes.
 const OUTPUT_CONTINUATION_BYTES: usize = 3 + OVERHEAD_BYTES;
-/// What a request has beside the opaque bytes that it asks with, an account of 16 runs among it, less the head of an answer.
+/// What a request has beside the opaque bytes that it asks with, an account of 16 runs among it, less the head of an
+/// answer.
 const BESIDE_BYTES: usize = 255;
 
 /// Opaque bytes that a continuation may have on a connection: more than the least where requests have room for them.
@@ -115,8 +116,8 @@ impl Client {
         Self { peer: event.peer, proved: event.kind != EventKind::Open }
     }
 
-    /// Whether a request may be carried out that changes something. An open can be forged, and sent again at any time: the client
-    /// sends such a request again with its next packet, which cannot.
+    /// Whether a request may be carried out that changes something. An open can be forged, and sent again at any time:
+    /// the client sends such a request again with its next packet, which cannot.
     fn may_change(self, request: &HttpRequest) -> bool {
         self.proved || request.refused.is_some()
     }
@@ -167,6 +168,76 @@ pub trait Site {
         offset: u64,
         buffer: &mut [u8],
     ) -> Result<usize, Lost>;
+}
+
+/// What becomes of an input once one of its requests was looked at.
+enum Next {
+    /// The next request is read.
+    Read,
+    /// No more requests are answered for now.
+    Stop,
+    /// Nothing of the input is consumed: the client sends it again, unless it is told that it need not.
+    Nothing,
+}
+
+/// An input that is being read, and what has answered it.
+struct Conversation<'a> {
+    input: &'a EventInput<'a>,
+    /// The packet for what has to come together.
+    home: usize,
+    digest: Digest,
+    /// What has not been read.
+    rest: &'a [u8],
+    /// What follows the last request that is answered.
+    unanswered: &'a [u8],
+    /// Where each response begins in the output, and what its continuation holds.
+    responses: Vec<(u64, Vec<u8>)>,
+}
+
+impl<'a> Conversation<'a> {
+    fn new(input: &'a EventInput<'a>, home: usize, digest: Digest) -> Self {
+        Self { input, home, digest, rest: input.data, unanswered: input.data, responses: Vec::new() }
+    }
+
+    /// Leaves the request that was read last with the client, to be sent again; `before` is what had not been read
+    /// before it.
+    fn put_off(&mut self, before: &'a [u8]) {
+        self.digest.unread();
+        self.rest = before;
+    }
+
+    /// Notes the response to the request that was read last.
+    fn answered(&mut self, response: (u64, Vec<u8>), end: u64, closes: bool) {
+        self.digest.answered(end, closes);
+        self.responses.push(response);
+        self.unanswered = self.rest;
+    }
+
+    /// Tells the client how much of its input was consumed and what to send the rest with, or where the output ends.
+    fn tell_consumed(&mut self, socket: &mut Minisocket) {
+        let Self { input, home, .. } = *self;
+        if self.digest.closed || (input.last && self.rest.is_empty()) {
+            if socket.holds(home, END_BYTES) {
+                let _ = socket.end(home, input.request, self.digest.output);
+            }
+            return;
+        }
+        let bytes = |digest: &Digest| INPUT_CONTINUATION_BYTES + digest.encode().len();
+        if !self.responses.is_empty() && !socket.holds(home, bytes(&self.digest)) {
+            // The beginning of a request has no room beside the answers to those before it: the client sends it again.
+            self.digest.forget_head();
+            self.rest = self.unanswered;
+        }
+        let consumed = input.consumed + (input.data.len() - self.rest.len()) as u64;
+        let first_bytes =
+            self.responses.first().map_or(0, |(_, first)| OUTPUT_CONTINUATION_BYTES + first.len());
+        if socket.holds(home, bytes(&self.digest)) {
+            let _ = socket.set_input_continuation(home, input.request, consumed, &self.digest.encode());
+        } else if bytes(&self.digest) + first_bytes > socket.capacity() {
+            // Without room the client sends the input again, unless no packet holds what has to come together.
+            let _ = socket.reset(home, input.request, PATH_TOO_LONG);
+        }
+    }
 }
 
 /// Serves a [`Site`]. Keeps nothing between events.
@@ -223,8 +294,8 @@ impl<S: Site> HttpService<S> {
         response.read(&mut self.site, within, &mut self.buffer)
     }
 
-    /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the continuations of the
-    /// responses, which are what follows, and for their first bytes.
+    /// Input (Trickles §4.2): heads of HTTP requests, whole or in part. `packets` are free for the continuations of
+    /// the responses, which are what follows, and for their first bytes.
     fn answer_input(
         &mut self,
         client: Client,
@@ -232,86 +303,70 @@ impl<S: Site> HttpService<S> {
         packets: Range<usize>,
         socket: &mut Minisocket,
     ) -> Vec<(u64, Vec<u8>)> {
-        // What is consumed has to come together with the means to ask for all that answers it: whichever packets are lost, the
-        // client either knows both or sends the input again.
+        // What is consumed has to come together with the means to ask for all that answers it: whichever packets are
+        // lost, the client either knows both or sends the input again.
         let by_room = packets.rev().max_by_key(|&index| socket.room(index));
         let Some(home) = by_room else { return Vec::new() };
-        let Some(mut digest) = Digest::decode(input.opaque, most_opaque_bytes(socket)) else {
+        let Some(digest) = Digest::decode(input.opaque, most_opaque_bytes(socket)) else {
             let _ = socket.reset(home, input.request, FOREIGN);
             return Vec::new();
         };
-        let mut rest = input.data;
-        // What follows the last request that is answered.
-        let mut unanswered = rest;
-        let mut responses = Vec::new();
-        while responses.len() < MAX_PIPELINED {
-            let fresh = rest;
-            let site = &mut self.site;
-            let mut takes_content = |host: &[u8], target: &[u8]| site.takes_content(host, target);
-            let request = match digest.feed(&mut rest, input.last, &mut takes_content) {
-                Step::Request(request) => request,
-                Step::More => break,
-            };
-            let unsafe_one = !request.is_safe();
-            if unsafe_one && (!responses.is_empty() || !client.may_change(&request)) {
-                digest.unread();
-                rest = fresh;
-                break;
-            }
-            let start = digest.output;
-            let asked = request.asked(client, input.request);
-            let response = Response::to(&request, &asked, &mut self.site, (self.clock_s)());
-            let Some(opaque) = response.encode().filter(|_| digest.output < 1 << REGION_BITS) else {
-                let _ = socket.reset(home, input.request, PATH_TOO_LONG);
-                return Vec::new();
-            };
-            let end = (start + response.total_bytes()).min(1 << REGION_BITS);
-            let bytes = OUTPUT_CONTINUATION_BYTES + opaque.len();
-            let with_input = bytes + INPUT_CONTINUATION_BYTES + digest::FIXED_BYTES;
-            let crowded = !responses.is_empty() && !socket.holds(home, with_input);
-            if crowded || !socket.holds(home, bytes) {
-                // No packet of this connection holds it. Where others only were before it, the client sends it again.
-                if responses.is_empty() {
-                    if bytes > socket.capacity() {
-                        let _ = socket.reset(home, input.request, PATH_TOO_LONG);
-                    }
-                    return responses;
-                }
-                // This request is left with the client, to be sent again.
-                digest.unread();
-                rest = fresh;
-                break;
-            }
-            let _ = socket.set_output_continuation(home, input.request, (start, end), &opaque);
-            digest.answered(end, response.closes());
-            responses.push((start, opaque));
-            unanswered = rest;
-            // RFC 9112 §9.3.2: what follows may depend on what it does.
-            if unsafe_one {
-                break;
+        let mut conversation = Conversation::new(input, home, digest);
+        while conversation.responses.len() < MAX_PIPELINED {
+            match self.answer_next(client, &mut conversation, socket) {
+                Next::Read => {}
+                Next::Stop => break,
+                Next::Nothing => return Vec::new(),
             }
         }
-        if digest.closed || (input.last && rest.is_empty()) {
-            if socket.holds(home, END_BYTES) {
-                let _ = socket.end(home, input.request, digest.output);
-            }
-            return responses;
+        conversation.tell_consumed(socket);
+        conversation.responses
+    }
+
+    /// Reads the next request of the input and gives the client the means to ask for the response.
+    fn answer_next(
+        &mut self,
+        client: Client,
+        conversation: &mut Conversation<'_>,
+        socket: &mut Minisocket,
+    ) -> Next {
+        let Conversation { input, home, .. } = *conversation;
+        let before = conversation.rest;
+        let site = &mut self.site;
+        let mut takes_content = |host: &[u8], target: &[u8]| site.takes_content(host, target);
+        let step = conversation.digest.feed(&mut conversation.rest, input.last, &mut takes_content);
+        let Step::Request(request) = step else { return Next::Stop };
+        let is_first = conversation.responses.is_empty();
+        // RFC 9112 §9.3.2: what follows may depend on what it does.
+        let alone = !request.is_safe();
+        if alone && (!is_first || !client.may_change(&request)) {
+            conversation.put_off(before);
+            return Next::Stop;
         }
-        let bytes = |digest: &Digest| INPUT_CONTINUATION_BYTES + digest.encode().len();
-        if !responses.is_empty() && !socket.holds(home, bytes(&digest)) {
-            // The beginning of a request has no room beside the answers to those before it: the client sends it again.
-            digest.forget_head();
-            rest = unanswered;
-        }
-        let consumed = input.consumed + (input.data.len() - rest.len()) as u64;
-        let first_bytes = responses.first().map_or(0, |(_, first)| OUTPUT_CONTINUATION_BYTES + first.len());
-        if socket.holds(home, bytes(&digest)) {
-            let _ = socket.set_input_continuation(home, input.request, consumed, &digest.encode());
-        } else if bytes(&digest) + first_bytes > socket.capacity() {
-            // Without room the client sends the input again, unless no packet holds what has to come together.
+        let start = conversation.digest.output;
+        let asked = request.asked(client, input.request);
+        let response = Response::to(&request, &asked, &mut self.site, (self.clock_s)());
+        let Some(opaque) = response.encode().filter(|_| start < 1 << REGION_BITS) else {
             let _ = socket.reset(home, input.request, PATH_TOO_LONG);
+            return Next::Nothing;
+        };
+        let bytes = OUTPUT_CONTINUATION_BYTES + opaque.len();
+        let with_input = bytes + INPUT_CONTINUATION_BYTES + digest::FIXED_BYTES;
+        if !socket.holds(home, if is_first { bytes } else { with_input }) {
+            // No packet of this connection holds it. Where others only were before it, the client sends it again.
+            if !is_first {
+                conversation.put_off(before);
+                return Next::Stop;
+            }
+            if bytes > socket.capacity() {
+                let _ = socket.reset(home, input.request, PATH_TOO_LONG);
+            }
+            return Next::Nothing;
         }
-        responses
+        let end = (start + response.total_bytes()).min(1 << REGION_BITS);
+        let _ = socket.set_output_continuation(home, input.request, (start, end), &opaque);
+        conversation.answered((start, opaque), end, response.closes());
+        if alone { Next::Stop } else { Next::Read }
     }
 
     /// What the requests in `input` need.

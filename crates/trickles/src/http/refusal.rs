@@ -4,8 +4,8 @@ use crate::udp::StreamError;
 use std::io;
 use tidegate_http::status_reason;
 
-/// The response to a client that has none yet, where `error` ended the request of the transport that it was led to: a reset's
-/// code where that is a status, otherwise what gateways say (RFC 9110 §15.6). The connection ends with it.
+/// The response to a client that has none yet, where `error` ended the request of the transport that it was led to: a
+/// reset's code where that is a status, otherwise what gateways say (RFC 9110 §15.6). The connection ends with it.
 #[must_use]
 pub fn refusal(error: &io::Error) -> Vec<u8> {
     let status = match StreamError::of(error) {

@@ -112,7 +112,8 @@ impl<'a> Response<'a> {
             }
         }
         let Some(value) = head.fields.get(tidegate_http::FieldId::Range) else { return };
-        // Who has an entity tag asks by it (RFC 9110 §13.1.5); of a date it is not known here whether it is a strong one.
+        // Who has an entity tag asks by it (RFC 9110 §13.1.5); of a date it is not known here whether it is a strong
+        // one.
         let strong_s = resource.modified_s.filter(|_| etag.is_none());
         if head.method != Method::Get || !conditional::if_range_holds(&head.fields, etag, strong_s) {
             return;

@@ -62,8 +62,8 @@ impl StaticRoot {
         }
     }
 
-    /// Follows the path where it leads to another directory by now, as after a switch of a symbolic link. Where it leads
-    /// nowhere the known directory is served.
+    /// Follows the path where it leads to another directory by now, as after a switch of a symbolic link. Where it
+    /// leads nowhere the known directory is served.
     fn follow(&mut self) {
         if self.looked.elapsed() < NAME_LIFE {
             return;

@@ -208,7 +208,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn instructions_and_crates_agree(key: Block, block: Block, message in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn instructions_and_crates_agree(
+            key: Block,
+            block: Block,
+            message in prop::collection::vec(any::<u8>(), 0..300),
+        ) {
             prop_assert_eq!(Cmac::new(&key).tag(&message), Cmac::portable(&key).tag(&message));
             prop_assert_eq!(Aes128::new(&key).encrypt(block), Aes128::portable(&key).encrypt(block));
             prop_assert_eq!(decrypt(&key, Aes128::new(&key).encrypt(block)), block);

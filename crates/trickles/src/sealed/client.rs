@@ -102,8 +102,8 @@ impl ClientSeal {
     /// Opens what has come from the server.
     ///
     /// # Errors
-    /// It is not for us, or not from the server; [`SealError::WrongKey`] where the server has another key than the pinned
-    /// one.
+    /// It is not for us, or not from the server; [`SealError::WrongKey`] where the server has another key than the
+    /// pinned one.
     pub fn open(&mut self, datagram: &[u8]) -> Result<Incoming, SealError> {
         match datagram {
             [VERSION, KIND_ANSWER, ..] => self.open_answer(datagram),

@@ -101,8 +101,8 @@ pub trait Application {
     /// Fills the packets of `socket`, at once.
     fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket);
 
-    /// What the answer to an event has to wait for, such as an object on its way from somewhere else. The event is handled
-    /// when that is ready, whatever came of it. Nothing by default.
+    /// What the answer to an event has to wait for, such as an object on its way from somewhere else. The event is
+    /// handled when that is ready, whatever came of it. Nothing by default.
     fn prepare(&mut self, _event: &Event<'_>) -> Option<Wait> {
         None
     }

@@ -1,5 +1,5 @@
-//! Events that move to another host (Trickles §3.3): a request with its sender, authenticated so that it can be handed on
-//! by anybody.
+//! Events that move to another host (Trickles §3.3): a request with its sender, authenticated so that it can be handed
+//! on by anybody.
 //!
 //! The other host answers it as if it had arrived there. That is safe: a request says all that is needed, and the host
 //! that gave it away refuses it from now on as a replay.

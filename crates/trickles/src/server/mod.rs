@@ -5,22 +5,21 @@ mod event;
 mod extract;
 mod minisocket;
 mod soft_state;
+mod verify;
 
 pub use event::{Application, Event, EventInput, EventKind, EventWant, Wait};
 pub use extract::{EXTRACT_BYTES, ExtractError, extract, install};
 pub use minisocket::{Minisocket, NoRoom, RESET_EXPIRED};
 
 use crate::client::LARGEST_DATAGRAM_BYTES;
-use crate::congestion::{self, AccountError, Era, MAX_SUCCESSORS, Run};
-use crate::continuation::{Continuation, UnknownFormat, peer_bytes, proves};
-use crate::cubic::{self, Cubic};
-use crate::cwnd::{MAX_INITIAL_WINDOW, MAX_WINDOW};
+use crate::congestion::AccountError;
+use crate::continuation::{Continuation, UnknownFormat};
 use crate::keys::KeyRing;
-use crate::nonce::{EraCause, Secret};
+use crate::nonce::Secret;
 use crate::replay::ReplayTable;
 use crate::user::{Kind, UserContinuation, UserError, split_sequence};
 use crate::wire::{
-    self, Account, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError,
+    self, Answer, Ask, DELTA_HEAD_BYTES, RESPONSE_HEAD_BYTES, RefusalCode, Request, WireError,
 };
 use soft_state::SoftState;
 use std::net::SocketAddr;
@@ -39,8 +38,8 @@ pub struct Config {
     pub clock_skew_ms: u32,
     /// Answers that are remembered in each half of the horizon, at 40 bytes for both.
     pub replay_entries: usize,
-    /// Connections, and as many user continuations, that are remembered to save work (Trickles §5.1); 0 for none. Nothing
-    /// but time is lost with them.
+    /// Connections, and as many user continuations, that are remembered to save work (Trickles §5.1); 0 for none.
+    /// Nothing but time is lost with them.
     pub cache_entries: usize,
     /// Whether clients that ask for CUBIC have it.
     pub cubic: bool,
@@ -63,15 +62,6 @@ impl Default for Config {
     }
 }
 
-/// At most one timeout of a connection is answered in each slot of 2⁸ ms: a timeout starts two trickles that no
-/// received packet paid for, so that it must not be had for nothing.
-const TIMEOUT_SLOT_BITS: u32 = 8;
-
-/// The round-trip time may halve within a recovery, whose requests must agree on it.
-const RTT_SLACK: u8 = 2;
-/// Shorter samples of the round-trip time are no shorter than clocks of milliseconds tell.
-const LEAST_SAMPLE_US: u32 = 1000;
-
 tidegate_core::metric_set! {
     /// What a server did.
     pub struct Counters {
@@ -92,9 +82,11 @@ tidegate_core::metric_set! {
         Counter trickles_waited_total: "Requests whose answer waited for the application.",
         Counter trickles_overloaded_total: "Requests dropped because too many waited for the application.",
         Counter trickles_cache_hits_total: "Secrets and user continuations found in the soft-state cache.",
-        Counter trickles_cache_misses_total: "Secrets and user continuations that had to be computed although the cache is on.",
+        Counter trickles_cache_misses_total:
+            "Secrets and user continuations that had to be computed although the cache is on.",
         Counter trickles_sealed_total: "Encrypted requests that were opened.",
-        Counter trickles_seal_forged_total: "Encrypted requests refused because they were forged, or for another server.",
+        Counter trickles_seal_forged_total:
+            "Encrypted requests refused because they were forged, or for another server.",
         Counter trickles_plaintext_refused_total: "Requests refused because they were not encrypted.",
         Counter trickles_keys_told_total: "Clients told the server's key for encryption.",
         Counter trickles_sessions_expired_total: "Clients told that the key epoch of their encryption is gone.",
@@ -323,222 +315,6 @@ impl Server {
         result
     }
 
-    fn verify<'d>(
-        &mut self,
-        datagram: &'d [u8],
-        outer: Outer,
-        peer: SocketAddr,
-        now_ms: u64,
-    ) -> Result<Option<(Event<'d>, Minisocket)>, Refusal> {
-        if datagram.len() > self.config.datagram_bytes.max(LARGEST_DATAGRAM_BYTES).into() {
-            // What waits for the application is kept: its length has to be bounded as its number is.
-            return Err(WireError::Bounds { what: "datagram length", value: datagram.len() as u64 }.into());
-        }
-        let request = Request::decode(datagram)?;
-        let socket = match &request.ask {
-            Ask::Open { datagram_bytes } => self.open(&request, *datagram_bytes, outer, peer, now_ms)?,
-            Ask::Continue { account, group } => {
-                self.proceed(&request, account, *group, false, peer, now_ms)?
-            }
-            Ask::Timeout { account, attempt } => {
-                self.proceed(&request, account, *attempt, true, peer, now_ms)?
-            }
-            Ask::Close { account } => {
-                let (_, continuation, secret) =
-                    self.authenticate(request.connection, account, peer, now_ms)?;
-                let template = Template {
-                    continuation,
-                    now_ms,
-                    secret,
-                    connection: request.connection,
-                    timestamp_us: 0,
-                    head: Head::Full,
-                };
-                Some(Minisocket::new(Arc::clone(&self.keys), peer, template, std::iter::empty(), 0))
-            }
-        };
-        let Some(socket) = socket else {
-            self.counters.trickles_terminated_total.add(1);
-            return Ok(None);
-        };
-        self.event(kind_of(&request.ask), &request, peer, socket).map(Some)
-    }
-
-    /// The paper's SYN (§6.1): answered at once, with no more than the address has paid for.
-    fn open(
-        &self,
-        request: &Request<'_>,
-        client_bytes: u16,
-        Outer { received_bytes, answer_bytes }: Outer,
-        peer: SocketAddr,
-        now_ms: u64,
-    ) -> Result<Option<Minisocket>, Refusal> {
-        let cubic = (client_bytes & wire::CUBIC_WANTED != 0 && self.config.cubic).then(Cubic::default);
-        let size = (client_bytes & !wire::CUBIC_WANTED).min(self.config.datagram_bytes);
-        let budget = if received_bytes >= wire::PADDED_BYTES { 3 * received_bytes } else { received_bytes };
-        let window = self.config.initial_window.clamp(1, MAX_INITIAL_WINDOW);
-        let affordable = budget / (usize::from(size) + answer_bytes);
-        let (flight, packet_bytes) = match affordable {
-            0 if budget < RESPONSE_HEAD_BYTES + answer_bytes => return Err(Refusal::TooSmall),
-            0 => (1, budget - answer_bytes),
-            n => (n.min(window.into()) as u8, size.into()),
-        };
-        let keys = self.keys.current();
-        let mut identity = [0; 26];
-        identity[..8].copy_from_slice(&request.connection.to_be_bytes());
-        identity[8..].copy_from_slice(&peer_bytes(peer));
-        // The same open, repeated by network or client, opens the same connection again.
-        let sealed = keys.open.tag(&identity);
-        let secret = Secret::new(&keys.seal.encrypt(sealed));
-        let era = Era {
-            counter: 0,
-            tag: secret.next_era(0, EraCause::Open),
-            base: 0,
-            start: window,
-            ssthresh: MAX_WINDOW,
-            flight: if u16::from(flight) < window { flight } else { 0 },
-            cubic,
-        };
-        let continuation = Continuation {
-            epoch: keys.epoch,
-            number: 0,
-            era,
-            timestamp_ms: now_ms as u32,
-            srtt_us: 0,
-            rttvar_us: 0,
-            datagram_bytes: size,
-            sealed,
-        };
-        self.counters.trickles_opens_total.add(1);
-        let (connection, timestamp_us) = (request.connection, request.timestamp_us);
-        let template = Template { continuation, now_ms, secret, connection, timestamp_us, head: Head::Full };
-        let numbers = 1..=u64::from(flight);
-        Ok(Some(Minisocket::new(Arc::clone(&self.keys), peer, template, numbers, packet_bytes)))
-    }
-
-    /// Epoch, MAC and age of a request's continuation; also the plain secret and its expanded form.
-    fn authenticate(
-        &mut self,
-        connection: u64,
-        account: &Account,
-        peer: SocketAddr,
-        now_ms: u64,
-    ) -> Result<([u8; 16], Continuation, Secret), Refusal> {
-        let epoch = Continuation::epoch_of(&account.continuation);
-        let keys = self.keys.get(epoch).ok_or(Refusal::UnknownEpoch { epoch, connection })?;
-        if !Continuation::verify(&account.continuation, keys, peer, now_ms) {
-            return Err(Refusal::Forged);
-        }
-        let continuation = Continuation::decode(&account.continuation)?;
-        let age_ms = (now_ms as u32).wrapping_sub(continuation.timestamp_ms);
-        let ahead_ms = age_ms.wrapping_neg();
-        // From here on nothing of this request makes the table turn, which would forget what the age is judged by.
-        self.replay.make_room(now_ms);
-        let remembered = now_ms.saturating_sub(self.replay.complete_since_ms());
-        let too_old = age_ms > self.config.horizon_ms || u64::from(age_ms) > remembered;
-        if too_old && ahead_ms > self.config.clock_skew_ms {
-            return Err(Refusal::Stale { connection });
-        }
-        let sealed = continuation.sealed;
-        let (plain, secret) = self.soft.secret(epoch, sealed, || keys.seal.encrypt(sealed));
-        Ok((plain, continuation, secret))
-    }
-
-    /// A request or timeout of an open connection.
-    fn proceed(
-        &mut self,
-        request: &Request<'_>,
-        account: &Account,
-        argument: u8,
-        timeout: bool,
-        peer: SocketAddr,
-        now_ms: u64,
-    ) -> Result<Option<Minisocket>, Refusal> {
-        let (plain, mut continuation, secret) =
-            self.authenticate(request.connection, account, peer, now_ms)?;
-        let (era, number) = (continuation.era, continuation.number);
-        let runs: Vec<Run> = account.runs.iter().map(|proved| proved.run).collect();
-        let mut release = if timeout {
-            congestion::time_out(&era, &runs, number, argument)?
-        } else {
-            congestion::acknowledge(&era, &runs, number, argument)?
-        };
-        let (part, rtt) = era.split_argument(argument);
-        if !timeout {
-            update_round_trip(&mut continuation, account.held_ms, now_ms);
-        }
-        // A client that claims a longer round trip would have its window grow sooner, all through an era.
-        let of_era = era.cubic.filter(|_| !timeout).map_or(0, |cubic| cubic.rtt);
-        if rtt.max(of_era) > cubic::rtt_code(continuation.srtt_us) + RTT_SLACK {
-            return Err(Refusal::Account(AccountError::BadGroup));
-        }
-        if !proves(&secret, &era, &account.runs) {
-            return Err(Refusal::Unproved);
-        }
-        let remembered = secret.era_to_remember(era.tag);
-        if !self.replay.agrees(remembered, release.first_loss(), number, now_ms) {
-            return Err(Refusal::Account(AccountError::Contradiction));
-        }
-        let mut fingerprints = [0; congestion::MAX_GROUP as usize];
-        let used = if timeout { 1 } else { usize::from(part) };
-        match timeout {
-            true => fingerprints[0] = secret.replay_of_timeout(now_ms >> TIMEOUT_SLOT_BITS),
-            false => secret.replay_of_packets(era.tag, number, &mut fingerprints[..used]),
-        }
-        let fresh = self.replay.take_fresh(&fingerprints[..used], now_ms);
-        if fresh == 0 {
-            return Err(Refusal::Replayed);
-        }
-        // What an earlier request has set free is not set free again: this one repeats it in case that one was lost.
-        let asked = release.count();
-        if fresh < used {
-            let argument = era.join_argument(fresh as u8, rtt).unwrap_or_default();
-            release = congestion::acknowledge(&era, &runs, number, argument)?;
-        }
-        let answered_before = asked.saturating_sub(release.count()) as usize;
-        self.counters.trickles_requests_total.add(1);
-        self.counters.trickles_timeouts_total.add(timeout.into());
-        self.counters.trickles_recoveries_total.add((!timeout && release.cause.is_some()).into());
-        if release.count() == 0 {
-            return Ok(None);
-        }
-        continuation.era = release.era;
-        if let Some(cause) = release.cause {
-            let tag = secret.next_era(era.tag, cause);
-            continuation.era.tag = tag;
-            // All accounts of honest clients set other packets free; and a timeout that is sent again sets the same ones free.
-            let mut successors = [0; MAX_SUCCESSORS];
-            let successors = successors.get_mut(..release.count() as usize).ok_or(AccountError::BadGroup)?;
-            secret.replay_of_successors(tag, release.packets.end - 1, successors);
-            if self.replay.take_fresh(successors, now_ms) < successors.len() {
-                return Err(match timeout {
-                    true => Refusal::Replayed,
-                    false => Refusal::Account(AccountError::Contradiction),
-                });
-            }
-            self.replay.keep_loss(secret.era_to_remember(tag), now_ms);
-        }
-        let keys = self.keys.current();
-        let head = match release.cause {
-            // The client has a continuation of the key epoch: the one that it sent.
-            _ if continuation.epoch != keys.epoch => Head::Full,
-            None => Head::Delta,
-            Some(_) => Head::Successor,
-        };
-        if continuation.epoch != keys.epoch {
-            continuation.sealed = keys.reseal(plain);
-            continuation.epoch = keys.epoch;
-        }
-        continuation.timestamp_ms = now_ms as u32;
-        let (connection, timestamp_us) = (request.connection, request.timestamp_us);
-        let most = if timeout { wire::most_bytes_of_attempt(part.into()) } else { u16::MAX };
-        let size = continuation.datagram_bytes.min(self.config.datagram_bytes).min(most).into();
-        let template = Template { continuation, now_ms, secret, connection, timestamp_us, head };
-        let mut socket = Minisocket::new(Arc::clone(&self.keys), peer, template, release.numbers(), size);
-        socket.answered_before = answered_before;
-        Ok(Some(socket))
-    }
-
     fn event<'d>(
         &mut self,
         kind: EventKind,
@@ -576,7 +352,8 @@ impl Server {
         let wants = request.wants.iter().skip(socket.answered_before);
         let mut opened: Option<(&[u8], (UserContinuation<'_>, bool))> = None;
         for want in wants.take(socket.packets()) {
-            // Most ranges have the continuation of the one before. What the client sent twice tells nothing by its time.
+            // Most ranges have the continuation of the one before. What the client sent twice tells nothing by its
+            // time.
             let known = opened.filter(|(bytes, _)| *bytes == want.continuation);
             let continuation = match known {
                 Some((_, known)) => Ok(known),
@@ -648,22 +425,5 @@ pub(crate) enum Head {
 impl Head {
     pub(crate) fn bytes(self) -> usize {
         if self == Self::Full { RESPONSE_HEAD_BYTES } else { DELTA_HEAD_BYTES }
-    }
-}
-
-/// RFC 6298 §2 with the continuation's timestamp in place of a clock of the connection.
-fn update_round_trip(continuation: &mut Continuation, held_ms: u16, now_ms: u64) {
-    let elapsed_ms = (now_ms as u32).wrapping_sub(continuation.timestamp_ms);
-    let Some(sample_ms) = elapsed_ms.checked_sub(held_ms.into()).filter(|&ms| ms < 120_000) else { return };
-    let sample_us = sample_ms * 1000;
-    // Who has answered late once, and says that it did not, has no long round trip for it from then on.
-    continuation.srtt_us = continuation.srtt_us.min(2 * sample_us.max(LEAST_SAMPLE_US));
-    if continuation.srtt_us == 0 {
-        continuation.srtt_us = sample_us;
-        continuation.rttvar_us = sample_us / 2;
-    } else {
-        let difference = continuation.srtt_us.abs_diff(sample_us);
-        continuation.rttvar_us = continuation.rttvar_us - continuation.rttvar_us / 4 + difference / 4;
-        continuation.srtt_us = continuation.srtt_us - continuation.srtt_us / 8 + sample_us / 8;
     }
 }

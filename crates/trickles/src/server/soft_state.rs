@@ -1,5 +1,5 @@
-//! What a server may remember to save work (Trickles §5.1): nothing of it is needed, and all of it may be dropped at any
-//! time.
+//! What a server may remember to save work (Trickles §5.1): nothing of it is needed, and all of it may be dropped at
+//! any time.
 //!
 //! Two tables of fixed size, in which a newer entry takes the place of an older one with the same hash: the expanded
 //! secrets of connections, and user continuations that were found authentic.

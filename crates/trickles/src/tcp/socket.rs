@@ -129,8 +129,8 @@ impl TcpSocket {
         }
     }
 
-    /// Takes segments, each with its payload at the start of a chunk of `buffers`. `ConnectionRefused` where a plain TCP
-    /// server answers in ours' stead.
+    /// Takes segments, each with its payload at the start of a chunk of `buffers`. `ConnectionRefused` where a plain
+    /// TCP server answers in ours' stead.
     pub(crate) fn receive(
         &self,
         buffers: &mut [u8],

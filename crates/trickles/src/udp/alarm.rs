@@ -1,8 +1,9 @@
 //! A timer that rings on time.
 //!
-//! The runtime's timers count whole milliseconds, and so does its wait for the next one: they ring up to 2 ms late, which is
-//! long beside the round trip of a short path. A timer descriptor (timerfd_create(2)) rings within some ten microseconds,
-//! but costs a descriptor: it is there for the last milliseconds only, of the few timers that come so far.
+//! The runtime's timers count whole milliseconds, and so does its wait for the next one: they ring up to 2 ms late,
+//! which is long beside the round trip of a short path. A timer descriptor (timerfd_create(2)) rings within some ten
+//! microseconds, but costs a descriptor: it is there for the last milliseconds only, of the few timers that come so
+//! far.
 
 use std::future::pending;
 use std::io;

@@ -7,8 +7,9 @@ use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 /// Bytes moved at once.
 const PIECE_BYTES: usize = 64 * 1024;
 
-/// Moves bytes in both directions until the output has ended, and ends `writer` with it. A server may end its output before it has
-/// all of the input; what is left of that is not read. `on_output` is called before each piece of output is written.
+/// Moves bytes in both directions until the output has ended, and ends `writer` with it. A server may end its output
+/// before it has all of the input; what is left of that is not read. `on_output` is called before each piece of output
+/// is written.
 ///
 /// # Errors
 /// The request has failed, `reader` has, or `writer` takes no more.

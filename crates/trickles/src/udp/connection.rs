@@ -29,8 +29,8 @@ const RECEIVES: usize = 16;
 /// Where and how to connect.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Servers that share keys. The first that there is a path to is asked; the next takes its place when it is unreachable
-    /// or does not answer in time.
+    /// Servers that share keys. The first that there is a path to is asked; the next takes its place when it is
+    /// unreachable or does not answer in time.
     pub servers: Vec<SocketAddr>,
     /// Limits and timers.
     pub config: Config,
@@ -86,7 +86,8 @@ pub enum StreamError {
 fn reset_reason(code: u16) -> String {
     let reason = match code {
         RESET_EXPIRED => {
-            "the server lacks the key that the request was answered with before: its keys have changed, or a replica has others".into()
+            "the server lacks the key that the request was answered with before: its keys have changed, or a replica \
+             has others".into()
         }
         NOT_FOUND => "there is no such object".into(),
         GONE => "the file changed while it was fetched".into(),
@@ -534,8 +535,8 @@ impl Driver {
         }
     }
 
-    /// The server is gone. Where there is another that has not refused since the last answer or timeout, it is asked at once: a
-    /// request sent again costs less than a timeout. Whether there is one.
+    /// The server is gone. Where there is another that has not refused since the last answer or timeout, it is asked at
+    /// once: a request sent again costs less than a timeout. Whether there is one.
     fn leave_lost(&mut self, state: &mut State) -> bool {
         let moved = self.moves + 1 < self.servers.len() && self.move_on(state);
         if moved {

@@ -92,7 +92,8 @@ fn connected(server: SocketAddr, local: Option<IpAddr>) -> io::Result<UdpSocket>
     Ok(socket)
 }
 
-/// A socket for datagrams to `server`, and the longest packet that the way there is known to carry, its headers included.
+/// A socket for datagrams to `server`, and the longest packet that the way there is known to carry, its headers
+/// included.
 fn socket_to(server: SocketAddr, format: Format, local: Option<IpAddr>) -> io::Result<(BatchSocket, u32)> {
     let socket = connected(server, local)?;
     let mtu = match server {
@@ -111,8 +112,8 @@ fn socket_to(server: SocketAddr, format: Format, local: Option<IpAddr>) -> io::R
     Ok((socket, mtu))
 }
 
-/// Turns `socket` to another server, or puts another in its place where it does not lead there: the server is of another
-/// address family, or reached from another address. Whether the client's address has changed.
+/// Turns `socket` to another server, or puts another in its place where it does not lead there: the server is of
+/// another address family, or reached from another address. Whether the client's address has changed.
 pub(super) fn turn(
     socket: &mut BatchSocket,
     server: SocketAddr,

@@ -20,7 +20,8 @@ const MAX_WAITING: usize = 4096;
 /// Of them such as open a connection: their clients may not be where they say.
 const MAX_WAITING_OPENS: usize = MAX_WAITING / 2;
 
-/// A server on one UDP socket. Several may share an address (SO_REUSEPORT): the kernel leads each client to one of them.
+/// A server on one UDP socket. Several may share an address (SO_REUSEPORT): the kernel leads each client to one of
+/// them.
 #[derive(Debug)]
 pub struct UdpServer<A> {
     socket: BatchSocket,
@@ -144,72 +145,87 @@ impl<A: Application> UdpServer<A> {
 
     /// Answers one batch.
     async fn serve(&mut self, received: &mut Received, outgoing: &mut Outgoing) {
-        let Self { socket, server, application, waiting, opens, seal } = self;
-        match socket.receive(received) {
+        match self.socket.receive(received) {
             Ok(true) => {}
             Ok(false) => return,
             // An ICMP message about an answer: the client is gone, which is no business of a server without state.
             Err(_) => {
-                server.counters().trickles_socket_errors_total.add(1);
+                self.server.counters().trickles_socket_errors_total.add(1);
                 return;
             }
         }
         let now_ms = wall_clock_ms();
         for (datagram, peer, local) in received.datagrams() {
-            let unsealed = match seal.open(datagram, server.keys(), server.counters()) {
-                Ok(Unsealed::Answer(answer)) => {
-                    outgoing.push(&answer, peer, local);
-                    continue;
-                }
-                Ok(unsealed) => unsealed,
-                // It is counted where it is found.
-                Err(_) => continue,
-            };
-            let mut outer = Outer { received_bytes: datagram.len(), answer_bytes: 0 };
-            let (datagram, reply) = match &unsealed {
-                Unsealed::Request(inner, reply) => {
-                    outer.answer_bytes = Reply::overhead_bytes();
-                    (&inner[..], Some(reply))
-                }
-                _ => (datagram, None),
-            };
-            let mut transmit = |packet: &[u8]| match reply {
-                Some(reply) => outgoing.push(&seal.seal(reply, packet), peer, local),
-                None => outgoing.push(packet, peer, local),
-            };
-            let (event, minisocket) = match server.receive_within(datagram, outer, peer, now_ms) {
-                Ok(Some(accepted)) => accepted,
-                Ok(None) => continue,
-                // It is counted where it is found.
-                Err(refusal) => {
-                    refusal.notify(&mut transmit);
-                    continue;
-                }
-            };
-            let Some(wait) = application.prepare(&event) else {
-                server.answer(&event, minisocket, application, &mut transmit);
-                continue;
-            };
-            let is_open = event.kind == EventKind::Open;
-            if waiting.len() >= MAX_WAITING || (is_open && Arc::strong_count(opens) > MAX_WAITING_OPENS) {
-                server.counters().trickles_overloaded_total.add(1);
-                continue;
-            }
-            server.counters().trickles_waited_total.add(1);
-            let datagram = datagram.to_vec();
-            let reply = match unsealed {
-                Unsealed::Request(_, reply) => Some(reply),
-                _ => None,
-            };
-            let open = is_open.then(|| opens.clone());
-            let held = Waiting { datagram, reply, socket: minisocket, local, _open: open };
-            waiting.spawn(async move {
-                wait.await;
-                held
-            });
+            self.handle_datagram(datagram, peer, local, now_ms, outgoing);
         }
-        let (failures, _) = socket.send(outgoing).await;
-        server.counters().trickles_socket_errors_total.add(failures);
+        let (failures, _) = self.socket.send(outgoing).await;
+        self.server.counters().trickles_socket_errors_total.add(failures);
+    }
+
+    /// Answers one datagram, or has it wait for the application.
+    fn handle_datagram(
+        &mut self,
+        datagram: &[u8],
+        peer: SocketAddr,
+        local: Option<IpAddr>,
+        now_ms: u64,
+        outgoing: &mut Outgoing,
+    ) {
+        let Self { server, application, seal, .. } = self;
+        let unsealed = match seal.open(datagram, server.keys(), server.counters()) {
+            Ok(Unsealed::Answer(answer)) => return outgoing.push(&answer, peer, local),
+            Ok(unsealed) => unsealed,
+            // It is counted where it is found.
+            Err(_) => return,
+        };
+        let mut outer = Outer { received_bytes: datagram.len(), answer_bytes: 0 };
+        let (datagram, reply) = match &unsealed {
+            Unsealed::Request(inner, reply) => {
+                outer.answer_bytes = Reply::overhead_bytes();
+                (&inner[..], Some(reply))
+            }
+            _ => (datagram, None),
+        };
+        let mut transmit = |packet: &[u8]| match reply {
+            Some(reply) => outgoing.push(&seal.seal(reply, packet), peer, local),
+            None => outgoing.push(packet, peer, local),
+        };
+        let (event, socket) = match server.receive_within(datagram, outer, peer, now_ms) {
+            Ok(Some(accepted)) => accepted,
+            Ok(None) => return,
+            // It is counted where it is found.
+            Err(refusal) => return refusal.notify(&mut transmit),
+        };
+        let Some(wait) = application.prepare(&event) else {
+            return server.answer(&event, socket, application, &mut transmit);
+        };
+        let is_open = event.kind == EventKind::Open;
+        if !self.may_wait(is_open) {
+            return;
+        }
+        let datagram = datagram.to_vec();
+        let reply = match unsealed {
+            Unsealed::Request(_, reply) => Some(reply),
+            _ => None,
+        };
+        let held =
+            Waiting { datagram, reply, socket, local, _open: is_open.then(|| Arc::clone(&self.opens)) };
+        self.waiting.spawn(async move {
+            wait.await;
+            held
+        });
+    }
+
+    /// Whether there is room for one more request to wait for the application.
+    fn may_wait(&self, is_open: bool) -> bool {
+        let has_room = self.waiting.len() < MAX_WAITING
+            && !(is_open && Arc::strong_count(&self.opens) > MAX_WAITING_OPENS);
+        let counters = self.server.counters();
+        match has_room {
+            true => counters.trickles_waited_total.add(1),
+            false => counters.trickles_overloaded_total.add(1),
+        }
+        has_room
     }
 
     /// Answers a request whose wait is over.

@@ -126,8 +126,8 @@ impl UdpService {
         self.keys.send_replace(keys);
     }
 
-    /// Stops, and waits until everything that belongs to the service outside of this process is gone: firewall rules, and
-    /// programs on interfaces.
+    /// Stops, and waits until everything that belongs to the service outside of this process is gone: firewall rules,
+    /// and programs on interfaces.
     pub fn stop(&self) {
         self.stop.send_replace(true);
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {

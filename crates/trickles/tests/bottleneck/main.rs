@@ -1,5 +1,6 @@
-//! Trickles flows on one simulated bottleneck, alone and beside TCP Reno: virtual time, so that the figures are exact and
-//! the same on every machine. `TRICKLES_TRACE=1` prints the windows over time, `TRICKLES_LONG=1` measures fairness for longer.
+//! Trickles flows on one simulated bottleneck, alone and beside TCP Reno: virtual time, so that the figures are exact
+//! and the same on every machine. `TRICKLES_TRACE=1` prints the windows over time, `TRICKLES_LONG=1` measures fairness
+//! for longer.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 mod reno;
@@ -108,7 +109,8 @@ struct Setting {
     ways: Option<(Way, Way)>,
     /// For up to so long every packet waits by chance before it comes to the way up, in order within its flow.
     wait_up: Duration,
-    /// What arrives within a period so long is taken at its end, together: an interface that joins interrupts, or a busy client.
+    /// What arrives within a period so long is taken at its end, together: an interface that joins interrupts, or a
+    /// busy client.
     batch: Duration,
 }
 
@@ -334,72 +336,41 @@ impl World {
     fn step(&mut self) {
         let Reverse((at, id)) = self.events.pop().expect("something is always on its way");
         self.now = self.now.max(at);
-        let flow = match self.what.remove(&id).unwrap() {
-            Event::Leaves { down, event } => {
-                self.carry(down, &event);
+        let event = self.what.remove(&id).unwrap();
+        let flow = match event {
+            Event::Leaves { down, event } => return self.carry(down, &event),
+            Event::ToServer { flow, generation, datagram } => return self.serve(flow, generation, &datagram),
+            Event::ToClient { flow, generation, .. }
+            | Event::Packet { flow, generation, .. }
+            | Event::Acknowledgement { flow, generation, .. }
+            | Event::DelayedAck { flow, generation }
+                if self.flows[flow].generation != generation =>
+            {
                 return;
             }
-            Event::ToServer { flow, generation, datagram } => {
-                let peer = ([10, 0, (flow >> 8) as u8, flow as u8], (generation % 60_000) as u16 + 1).into();
-                let now_ms = CLOCK_START_MS + self.now.as_millis() as u64;
-                let mut answers: Vec<Vec<u8>> = Vec::new();
-                let mut push = |packet: &[u8]| answers.push(packet.to_vec());
-                let _ = self.server.handle(&datagram, peer, now_ms, &mut self.service, &mut push);
-                self.asked += 1;
-                self.answered += answers.len() as u64;
-                for datagram in answers {
-                    let event = Event::ToClient { flow, generation, datagram };
-                    self.send(flow, true, self.now, event);
-                }
-                return;
-            }
-            Event::ToClient { flow, generation, datagram } => {
-                if self.flows[flow].generation != generation {
-                    return;
-                }
+            Event::ToClient { flow, datagram, .. } => {
                 let now = self.start + self.now;
                 if let Kind::Trickles { client, .. } = &mut self.flows[flow].kind {
                     let _ = client.handle_datagram(&datagram, now);
                 }
                 if !self.setting.batch.is_zero() {
                     // After all that has come by now.
-                    self.at(self.now, Event::Drive { flow });
-                    return;
+                    return self.at(self.now, Event::Drive { flow });
                 }
                 flow
             }
             Event::Packet { flow, generation, number } => {
-                if self.flows[flow].generation != generation {
-                    return;
-                }
-                if let Kind::Tcp { receiver, .. } = &mut self.flows[flow].kind {
-                    let before = receiver.next;
-                    let due = self.now + DELAYED_ACK;
-                    let acknowledgement = receiver.take(number, due);
-                    self.flows[flow].received += (receiver.next - before) * TCP_CONTENT;
-                    match acknowledgement {
-                        Some((una, sacked)) => {
-                            let event = Event::Acknowledgement { flow, generation, una, sacked };
-                            self.send(flow, false, self.now, event);
-                        }
-                        None => self.at(due, Event::DelayedAck { flow, generation }),
-                    }
-                }
+                self.receive(flow, generation, number);
                 flow
             }
-            Event::Acknowledgement { flow, generation, una, sacked } => {
-                if self.flows[flow].generation != generation {
-                    return;
-                }
+            Event::Acknowledgement { flow, una, sacked, .. } => {
                 if let Kind::Tcp { sender, .. } = &mut self.flows[flow].kind {
                     sender.acknowledge(una, &sacked, self.now);
                 }
                 flow
             }
             Event::DelayedAck { flow, generation } => {
-                let state = &mut self.flows[flow];
-                if let Kind::Tcp { receiver, .. } = &mut state.kind
-                    && state.generation == generation
+                if let Kind::Tcp { receiver, .. } = &mut self.flows[flow].kind
                     && let Some((una, sacked)) = receiver.expire(self.now)
                 {
                     let event = Event::Acknowledgement { flow, generation, una, sacked };
@@ -408,27 +379,61 @@ impl World {
                 return;
             }
             Event::Drive { flow } => flow,
+            Event::Timer { flow } if self.flows[flow].timer.is_none_or(|timer| timer > self.now) => return,
             Event::Timer { flow } => {
-                if self.flows[flow].timer.is_none_or(|timer| timer > self.now) {
-                    return;
-                }
-                self.flows[flow].timer = None;
-                let now = self.start + self.now;
-                let generation = self.flows[flow].generation;
-                match &mut self.flows[flow].kind {
-                    Kind::Trickles { client, .. } => client.handle_timeout(now),
-                    Kind::Tcp { sender, .. } if sender.timer().is_some_and(|at| at <= self.now) => {
-                        if let Some(number) = sender.expire(self.now) {
-                            self.send(flow, true, self.now, Event::Packet { flow, generation, number });
-                        }
-                    }
-                    Kind::Tcp { .. } => {}
-                }
+                self.expire(flow);
                 flow
             }
         };
         self.read(flow);
         self.drive(flow);
+    }
+
+    /// A request reaches the server.
+    fn serve(&mut self, flow: usize, generation: u64, datagram: &[u8]) {
+        let peer = ([10, 0, (flow >> 8) as u8, flow as u8], (generation % 60_000) as u16 + 1).into();
+        let now_ms = CLOCK_START_MS + self.now.as_millis() as u64;
+        let mut answers: Vec<Vec<u8>> = Vec::new();
+        let mut push = |packet: &[u8]| answers.push(packet.to_vec());
+        let _ = self.server.handle(datagram, peer, now_ms, &mut self.service, &mut push);
+        self.asked += 1;
+        self.answered += answers.len() as u64;
+        for datagram in answers {
+            let event = Event::ToClient { flow, generation, datagram };
+            self.send(flow, true, self.now, event);
+        }
+    }
+
+    /// A packet of TCP reaches its receiver.
+    fn receive(&mut self, flow: usize, generation: u64, number: u64) {
+        let Kind::Tcp { receiver, .. } = &mut self.flows[flow].kind else { return };
+        let before = receiver.next;
+        let due = self.now + DELAYED_ACK;
+        let acknowledgement = receiver.take(number, due);
+        self.flows[flow].received += (receiver.next - before) * TCP_CONTENT;
+        match acknowledgement {
+            Some((una, sacked)) => {
+                let event = Event::Acknowledgement { flow, generation, una, sacked };
+                self.send(flow, false, self.now, event);
+            }
+            None => self.at(due, Event::DelayedAck { flow, generation }),
+        }
+    }
+
+    /// A sender's timer has run out.
+    fn expire(&mut self, flow: usize) {
+        self.flows[flow].timer = None;
+        let now = self.start + self.now;
+        let generation = self.flows[flow].generation;
+        match &mut self.flows[flow].kind {
+            Kind::Trickles { client, .. } => client.handle_timeout(now),
+            Kind::Tcp { sender, .. } if sender.timer().is_some_and(|at| at <= self.now) => {
+                if let Some(number) = sender.expire(self.now) {
+                    self.send(flow, true, self.now, Event::Packet { flow, generation, number });
+                }
+            }
+            Kind::Tcp { .. } => {}
+        }
     }
 
     fn run(&mut self, warm_up: Duration, time: Duration) {
@@ -537,8 +542,8 @@ fn one_long_transfer_fills_the_link() {
     }
 }
 
-/// Slow start takes five round trips and more there: were a round of it to begin later in each train than the one before, the
-/// sender's own burst would look like the path's queue.
+/// Slow start takes five round trips and more there: were a round of it to begin later in each train than the one
+/// before, the sender's own burst would look like the path's queue.
 #[test]
 fn a_path_with_a_long_round_trip_is_filled() {
     for (round_trip_ms, mbit) in [(100, 10), (200, 10), (400, 10), (400, 5), (200, 50)] {
@@ -587,8 +592,8 @@ fn flows_beside_as_many_tcp_flows_get_as_much() {
         queue_bytes: 250_000,
         ..paper()
     };
-    // Who loses when the queue is full goes by phases that last: what few flows get in one run says little, and their long runs
-    // are `make soak`'s.
+    // Who loses when the queue is full goes by phases that last: what few flows get in one run says little, and their
+    // long runs are `make soak`'s.
     let steps: &[(usize, u64, u64)] = match std::env::var_os("TRICKLES_LONG") {
         Some(_) => &[(4, 4, 30_000), (10, 4, 20_000), (50, 4, 10_000), (100, 4, 10_000)],
         None => &[(10, 2, 8_000), (50, 1, 5_000), (100, 1, 5_000)],

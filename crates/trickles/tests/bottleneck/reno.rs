@@ -1,4 +1,5 @@
-//! A TCP Reno sender with selective acknowledgements and its receiver, in virtual time: what Trickles shares a link with.
+//! A TCP Reno sender with selective acknowledgements and its receiver, in virtual time: what Trickles shares a link
+//! with.
 //!
 //! RFC 5681 and RFC 6675 with what Linux adds and what matters on a link that drops: ten packets at first (RFC 6928), a
 //! retransmission that is lost again is found by what was sent after it (RFC 8985), and a probe for lost tails.
@@ -166,7 +167,8 @@ impl Sender {
         }
     }
 
-    /// For one packet: in congestion avoidance a packet more for each window of them, counted in whole packets as Linux does.
+    /// For one packet: in congestion avoidance a packet more for each window of them, counted in whole packets as Linux
+    /// does.
     fn grow(&mut self) {
         if self.cwnd < self.ssthresh {
             self.cwnd += 1.0;
@@ -243,7 +245,8 @@ pub struct Receiver {
 const QUICK: u64 = 16;
 
 impl Receiver {
-    /// Takes a packet; the acknowledgement, all that arrived out of order told, unless it waits until `due` for a second.
+    /// Takes a packet; the acknowledgement, all that arrived out of order told, unless it waits until `due` for a
+    /// second.
     pub fn take(&mut self, number: u64, due: Duration) -> Option<(u64, Vec<u64>)> {
         let in_order = number == self.next && self.beyond.is_empty();
         self.taken += 1;

@@ -1,5 +1,5 @@
-//! Client and servers on a simulated network and clock: whatever is lost, repeated, reordered, damaged or forgotten, the
-//! bytes arrive exactly. A failure prints its seed; `TRICKLES_SEED=n` runs that one, `TRICKLES_RUNS=n` that many.
+//! Client and servers on a simulated network and clock: whatever is lost, repeated, reordered, damaged or forgotten,
+//! the bytes arrive exactly. A failure prints its seed; `TRICKLES_SEED=n` runs that one, `TRICKLES_RUNS=n` that many.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 #[path = "../support/mod.rs"]
@@ -115,7 +115,8 @@ fn every_byte_arrives_in_any_weather() {
     }
 }
 
-/// Whichever packet is lost, or several in a row, first and last ones among them: the transfer goes on within a timeout or two.
+/// Whichever packet is lost, or several in a row, first and last ones among them: the transfer goes on within a timeout
+/// or two.
 #[test]
 fn a_transfer_when_any_one_packet_is_lost_or_some_in_a_row_then_it_takes_a_timeout_more_at_most() {
     let clean = calm().down;
@@ -154,8 +155,8 @@ fn every_byte_arrives_on_paths_with_one_kind_of_fault() {
     }
 }
 
-/// Twenty-two timeouts of the shortest length: three times an answer is short enough only at the third attempt, then the client
-/// opens anew. Without short answers it would be seven timeouts that double, 25 s.
+/// Twenty-two timeouts of the shortest length: three times an answer is short enough only at the third attempt, then
+/// the client opens anew. Without short answers it would be seven timeouts that double, 25 s.
 #[test]
 fn a_transfer_whose_path_begins_to_lose_long_packets_in_silence_goes_on_within_seconds() {
     let clean = calm().down;

@@ -40,8 +40,8 @@ pub struct Rate {
     pub other: Option<(u64, Duration)>,
 }
 
-/// Bursts of losses (Gilbert and Elliott): chances that one begins and that it ends with a packet; most packets of a burst are
-/// lost.
+/// Bursts of losses (Gilbert and Elliott): chances that one begins and that it ends with a packet; most packets of a
+/// burst are lost.
 #[derive(Clone, Copy, Debug)]
 pub struct Bursts {
     pub begins: u64,

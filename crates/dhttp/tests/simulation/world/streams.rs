@@ -1,4 +1,5 @@
-//! Connections: those that the server opens to carry long responses, and those that clients open where datagrams have failed.
+//! Connections: those that the server opens to carry long responses, and those that clients open where datagrams have
+//! failed.
 
 use super::*;
 

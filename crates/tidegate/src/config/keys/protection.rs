@@ -32,9 +32,10 @@ pub(super) static CONNECTION: Section = Section {
 
 pub(super) static REQUEST: Section = Section {
     name: "request",
-    doc: "A rule for requests: what is asked for. At least one of `path` and `cookie` says which requests it is for. Of \
-          the rules that match a request the first governs: those with a cookie before those without, then the longest \
-          literal path, then exact before `prefix*`, `*suffix` and `*infix*`. `tidegate gate show` says where it acts.",
+    doc: "A rule for requests: what is asked for. At least one of `path` and `cookie` says which requests it is for. \
+          Of the rules that match a request the first governs: those with a cookie before those without, then the \
+          longest literal path, then exact before `prefix*`, `*suffix` and `*infix*`. `tidegate gate show` says where \
+          it acts.",
     enforced: true,
     keys: &[
         key(
@@ -91,16 +92,17 @@ pub(super) static BLOCK: Section = Section {
             "shut_windows",
             Kind::Integer { min: 0, max: 1_000_000 },
             Is("0"),
-            "How often a client may answer within ten seconds that it takes no more bytes, as slow readers do, before it is \
-             blocked; 0 is as often as it likes. Needs kernel programs. A change needs a restart.",
+            "How often a client may answer within ten seconds that it takes no more bytes, as slow readers do, before \
+             it is blocked; 0 is as often as it likes. Needs kernel programs. A change needs a restart.",
         ),
     ],
 };
 
 pub(super) static DEFENCE: Section = Section {
     name: "defence",
-    doc: "Clients are watched, each address and each network prefix around it, and those that abuse the site are refused: \
-          see [the guide](defence.md). On by default. A change of `enabled`, `memory` or `audit` needs a restart.",
+    doc: "Clients are watched, each address and each network prefix around it, and those that abuse the site are \
+          refused: see [the guide](defence.md). On by default. A change of `enabled`, `memory` or `audit` needs a \
+          restart.",
     enforced: true,
     keys: &[
         key("enabled", Kind::Flag, Is("true"), "Whether clients are watched at all."),
@@ -120,8 +122,8 @@ pub(super) static DEFENCE: Section = Section {
             "audit",
             Kind::Path,
             Absent("only the program's log"),
-            "A file to which every block, and of other decisions about a client the first, the second, the fourth and so \
-             on, are appended with their reasons, one JSON object a line; opened anew on SIGUSR1 and SIGHUP.",
+            "A file to which every block, and of other decisions about a client the first, the second, the fourth and \
+             so on, are appended with their reasons, one JSON object a line; opened anew on SIGUSR1 and SIGHUP.",
         ),
         key(
             "external",
@@ -140,8 +142,8 @@ pub(super) static DEFENCE: Section = Section {
             "challenge_bits",
             Kind::Integer { min: 0, max: 24 },
             Is("16"),
-            "Work that the action `challenge` asks of a browser: about 2 to the power of this many hashes; 0 asks only for \
-             a cookie.",
+            "Work that the action `challenge` asks of a browser: about 2 to the power of this many hashes; 0 asks only \
+             for a cookie.",
         ),
         key(
             "pass_for",
@@ -157,8 +159,8 @@ const DEFENCE_ACTION: Kind =
 
 pub(super) static CLASSIFIER: Section = Section {
     name: "classifier",
-    doc: "What one classifier allows, and what is done beyond that. All are on with their defaults; a table changes one of \
-          them.",
+    doc: "What one classifier allows, and what is done beyond that. All are on with their defaults; a table changes \
+          one of them.",
     enforced: true,
     keys: &[
         key(
@@ -188,9 +190,9 @@ pub(super) static CLASSIFIER: Section = Section {
             "action",
             DEFENCE_ACTION,
             Absent("the classifier's default"),
-            "Hold back for a second, answer 429, let a browser prove itself, hold the connection without an answer, reset \
-             or end it, or keep the address out as long as `block.for` says. The last three are all that `connection-rate` \
-             and `connections` can do.",
+            "Hold back for a second, answer 429, let a browser prove itself, hold the connection without an answer, \
+             reset or end it, or keep the address out as long as `block.for` says. The last three are all that \
+             `connection-rate` and `connections` can do.",
         ),
         key("dry_run", Kind::Flag, Is("false"), "Whether the classifier is only tried out."),
     ],
@@ -213,8 +215,8 @@ pub(super) static EXEMPT: Section = Section {
 
 pub(super) static FILTER: Section = Section {
     name: "filter",
-    doc: "Requests that are refused by what they look like; all that a table says must hold, and the first that matches \
-          decides.",
+    doc: "Requests that are refused by what they look like; all that a table says must hold, and the first that \
+          matches decides.",
     enforced: true,
     keys: &[
         key("source", Kind::Prefix, Absent("anywhere"), "Where they come from."),
@@ -297,8 +299,8 @@ pub(super) static ADAPT: Section = Section {
 
 pub(super) static ICAP: Section = Section {
     name: "icap",
-    doc: "A service that looks at messages before they go on (RFC 3507), such as a virus scanner; of those responsible for a \
-          message, the first is asked. While it decides the message waits and everything else goes on.",
+    doc: "A service that looks at messages before they go on (RFC 3507), such as a virus scanner; of those responsible \
+          for a message, the first is asked. While it decides the message waits and everything else goes on.",
     enforced: true,
     keys: &[
         key("service", Kind::Text, Required, "`icap://HOST:PORT/NAME`; without a port, 1344."),
@@ -306,8 +308,8 @@ pub(super) static ICAP: Section = Section {
             "on",
             Kind::Choice(&["requests", "responses"]),
             Required,
-            "What it looks at: requests before the cache is looked into, or the upstreams' responses before they are stored. \
-             What is answered from the cache was looked at when it was stored.",
+            "What it looks at: requests before the cache is looked into, or the upstreams' responses before they are \
+             stored. What is answered from the cache was looked at when it was stored.",
         ),
         key(
             "methods",
@@ -331,31 +333,32 @@ pub(super) static ICAP: Section = Section {
             "connections",
             Kind::Integer { min: 1, max: 65_535 },
             Is("16"),
-            "Exchanges at once, per data core, if the service takes as many. 1,024 further messages may wait for their turn.",
+            "Exchanges at once, per data core, if the service takes as many. 1,024 further messages may wait for their \
+             turn.",
         ),
         key("timeout", TIMEOUT, Is("5s"), "How long a turn, a connection and a decision may each take."),
         key(
             "failure",
             Kind::Choice(&["closed", "open"]),
             Is("closed"),
-            "What becomes of a message when the service fails: it is answered with 503, or it goes on. One of which a part \
-             that is not kept has gone to the service cannot go on.",
+            "What becomes of a message when the service fails: it is answered with 503, or it goes on. One of which a \
+             part that is not kept has gone to the service cannot go on.",
         ),
         key(
             "busy",
             Kind::Choice(&["closed", "open"]),
             Is("closed"),
-            "The same when the service works and has no room: there is no turn in time, or it answers 503 itself. With `open`, \
-             whoever keeps it busy gets messages past it.",
+            "The same when the service works and has no room: there is no turn in time, or it answers 503 itself. With \
+             `open`, whoever keeps it busy gets messages past it.",
         ),
     ],
 };
 
 pub(super) static STRESS: Section = Section {
     name: "stress",
-    doc: "Beyond what the host counts as overloaded, with or without `[adapt]`. While it is, rules with `when = \"overload\"` \
-          act, the agent limits lower classes, DHTTP opens no connections, the classifier `stress` acts, and stale responses that \
-          may answer in the place of an error do so.",
+    doc: "Beyond what the host counts as overloaded, with or without `[adapt]`. While it is, rules with `when \
+          = \"overload\"` act, the agent limits lower classes, DHTTP opens no connections, the classifier `stress` \
+          acts, and stale responses that may answer in the place of an error do so.",
     enforced: true,
     keys: &[
         key(
@@ -386,7 +389,8 @@ pub(super) static STRESS: Section = Section {
             "connections",
             Kind::Share,
             Is("0.8"),
-            "Clients' connections, as a share of `limits.connections`. From 0.95 on the heaviest are ended, whatever this says.",
+            "Clients' connections, as a share of `limits.connections`. From 0.95 on the heaviest are ended, whatever \
+             this says.",
         ),
         key(
             "upstream_delay",
