@@ -6,6 +6,8 @@ mod cli;
 mod client;
 mod config;
 mod defence;
+#[cfg(test)]
+mod documents;
 mod external;
 mod fetch;
 mod gate;

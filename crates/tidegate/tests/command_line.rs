@@ -10,7 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tidegate_e2e::{Client, Origin, Process, Reply, eventually, free_port};
 
-const COMMANDS: [&[&str]; 20] = [
+const COMMANDS: [&[&str]; 23] = [
     &["run"],
     &["check"],
     &["status"],
@@ -23,10 +23,13 @@ const COMMANDS: [&[&str]; 20] = [
     &["block", "add"],
     &["block", "list"],
     &["block", "remove"],
+    &["block", "explain"],
     &["gate", "attach"],
+    &["gate", "check"],
     &["gate", "detach"],
     &["gate", "show"],
     &["completions"],
+    &["man"],
     &["fetch"],
     &["gateway"],
     &["intercept"],

@@ -39,8 +39,8 @@ const GOING_TO_BACKGROUND: Duration = Duration::from_secs(1);
 
 fn after_help() -> String {
     format!(
-        "Filters: {}; `tidegate filter NAME --help` explains one.\n\n\
-         Example: tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'",
+        "Example:\n  tidegate condition --listen 0.0.0.0:80 -- nginx -g 'daemon off;'\n\n\
+         Filters: {}; `tidegate filter NAME --help` explains one.",
         crate::filters::names()
     )
 }
