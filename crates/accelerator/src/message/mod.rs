@@ -135,14 +135,14 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
         .and_then(|defence| defence.judge_message(peer, &info, &head, &normalized, asked_ms));
     let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), version, began };
     if plan.keeps_out(&info, &core.block_list, || asked_ms) {
-        core.metrics.requests_policed_total.add(1);
         core.note_refused(peer, &info, Reason::Listed);
         return exchange.refused(&head, &Reply { status: 403, ..Reply::default() });
     }
     if let Some(reply) = refused {
-        core.metrics.requests_policed_total.add(1);
         return exchange.refused(&head, &reply);
     }
+    let buffer = &request.head;
+    let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent: false };
     let verdict = plan.police(request.arrival.client, || Ok(asked), &head, &normalized);
     let answer = if verdict != Verdict::Continue {
         // There is no connection to reset, and a client that hears nothing asks again.
@@ -151,31 +151,37 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
     } else if let Some((status, fields)) = answer::refusal(&head, plan.limits.body_bytes) {
         Answer::Local { status, fields: fields.to_vec() }
     } else {
-        let buffer = &request.head;
-        let incoming =
-            Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent: false };
-        let awaited = Awaited { exchange: &exchange, defence, incoming, asked_ms, is_answered: false };
+        let awaited = Awaited { exchange: &exchange, defence, incoming, asked_ms };
         let answer = found_or_asked(&core, &plan, incoming, &mut body).await;
         awaited.answered();
         answer
     };
-    if let Some(defence) = defence {
-        let now_ms = core.clock.elapsed_ms();
-        let from = CameFrom::of(&head, &answer, now_ms.saturating_sub(asked_ms));
-        let refused = match defence.looks_at_starts() {
-            true => {
-                let client = defence.client(None, peer, &info, now_ms);
-                defence.judge_start(client, &head, &normalized, answer.code(), from, now_ms)
-            }
-            false => None,
-        };
-        if let Some((_, reply)) = refused {
-            core.metrics.requests_policed_total.add(1);
-            return exchange.refused(&head, &reply.unwrap_or(Reply { status: 503, ..Reply::default() }));
-        }
-        defence.responded_to_message(peer, &info, &normalized, answer.code(), from, now_ms);
+    let now_ms = core.clock.elapsed_ms();
+    let from = CameFrom::of(&head, &answer, now_ms.saturating_sub(asked_ms));
+    match defence.and_then(|defence| judge_answer(defence, &incoming, answer.code(), from, now_ms)) {
+        Some(reply) => exchange.refused(&head, &reply),
+        None => exchange.respond(&head, answer, body),
     }
-    exchange.respond(&head, answer, body)
+}
+
+/// Tells the defence of an answer of which nothing was sent; what is sent in its place, if it may not go out.
+fn judge_answer(
+    defence: &Defence,
+    incoming: &Incoming<'_>,
+    status: u16,
+    from: CameFrom,
+    now_ms: u64,
+) -> Option<Reply> {
+    let Incoming { head, normalized, peer, info, .. } = incoming;
+    let start = || {
+        let client = defence.client(None, *peer, info, now_ms);
+        defence.judge_start(client, head, normalized, status, from, now_ms)
+    };
+    if let Some((_, reply)) = defence.looks_at_starts().then(start).flatten() {
+        return Some(reply.unwrap_or(Reply { status: 503, ..Reply::default() }));
+    }
+    defence.responded_to_message(*peer, info, normalized, status, from, now_ms);
+    None
 }
 
 /// A request whose client waits for the answer. Dropped before there is one, the client has given it up.
@@ -184,30 +190,26 @@ struct Awaited<'a> {
     defence: Option<&'a Defence>,
     incoming: Incoming<'a>,
     asked_ms: u64,
-    is_answered: bool,
 }
 
 impl Awaited<'_> {
-    fn answered(mut self) {
-        self.is_answered = true;
+    fn answered(self) {
+        // It owns nothing.
+        std::mem::forget(self);
     }
 }
 
 impl Drop for Awaited<'_> {
     fn drop(&mut self) {
-        if self.is_answered {
-            return;
-        }
         let Incoming { head, normalized, peer, info, .. } = &self.incoming;
-        let Exchange { core, version, began, .. } = self.exchange;
+        let Exchange { core, began, .. } = self.exchange;
         if let Some(defence) = self.defence {
             let now_ms = core.clock.elapsed_ms();
             // The upstream works all the same, on what may well be new to the cache.
             let from = CameFrom::given_up(head, now_ms.saturating_sub(self.asked_ms));
             defence.responded_to_message(*peer, info, normalized, ResponseView::GIVEN_UP, from, now_ms);
         }
-        let head = RequestHead { version: *version, ..**head };
-        core.log(*peer, &head, CLIENT_LEFT, Bytes::default(), "none", *began);
+        core.log(*peer, head, CLIENT_LEFT, Bytes::default(), "none", *began);
     }
 }
 

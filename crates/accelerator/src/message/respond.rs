@@ -60,6 +60,7 @@ impl Exchange {
 
     /// What a client is told that may not go on.
     pub(crate) fn refused(&self, head: &RequestHead<'_>, reply: &Reply) -> Response {
+        self.core.metrics.requests_policed_total.add(1);
         let (out, bytes) = heads::reply(&self.core, head, reply, true);
         self.account(reply.status, bytes, "none");
         whole(out)
