@@ -13,6 +13,7 @@ use tidegate_e2e::{Certificate, Gate, Origin, PATIENCE, Reply, Site, Tidegate, c
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
 
 /// Larger than the buffers of both sockets, and of HTTP/2, together.
 const LARGE: usize = 24 << 20;
@@ -30,6 +31,12 @@ async fn until(condition: impl Fn() -> bool) {
     while !condition() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// A connection over TLS on which HTTP/2 is to be spoken.
+async fn encrypted(socket: TcpStream, certificate: &Certificate) -> TlsStream<TcpStream> {
+    let connector = TlsConnector::from(Certificate::client_config(&[certificate], b"h2"));
+    connector.connect("a.example".try_into().unwrap(), socket).await.unwrap()
 }
 
 /// One connection.
@@ -55,11 +62,9 @@ impl Client {
         certificate: &Certificate,
         window_bytes: u32,
     ) -> Self {
-        let connector = TlsConnector::from(Certificate::client_config(&[certificate], b"h2"));
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind((address, 0).into()).unwrap();
-        let socket = socket.connect(site.address).await.unwrap();
-        let tls = connector.connect("a.example".try_into().unwrap(), socket).await.unwrap();
+        let tls = encrypted(socket.connect(site.address).await.unwrap(), certificate).await;
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(window_bytes).initial_connection_window_size(WIDE);
         let (requests, connection) = builder.handshake(tls).await.unwrap();
@@ -385,11 +390,9 @@ fn response_that_is_read_for_longer_than_idle_connections_are_kept_arrives_whole
     let mut other = site.connect(&certificate);
     assert_eq!(other.get("/a").body.len(), 60_000);
     run(async {
-        let connector = TlsConnector::from(Certificate::client_config(&[&certificate], b"h2"));
         let socket = TcpSocket::new_v4().unwrap();
         socket.set_recv_buffer_size(4096).unwrap();
-        let socket = socket.connect(site.address).await.unwrap();
-        let tls = connector.connect("a.example".try_into().unwrap(), socket).await.unwrap();
+        let tls = encrypted(socket.connect(site.address).await.unwrap(), &certificate).await;
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(WIDE).initial_connection_window_size(WIDE);
         let (requests, mut connection) = builder.handshake::<_, Bytes>(tls).await.unwrap();
@@ -497,9 +500,7 @@ fn what_clients_send_does_not_fill_the_log() {
     let origin = Origin::start(|_| Reply::ok("x"));
     let site = site(&certificate, &origin);
     run(async {
-        let connector = TlsConnector::from(Certificate::client_config(&[&certificate], b"h2"));
-        let socket = TcpStream::connect(site.address).await.unwrap();
-        let mut tls = connector.connect("a.example".try_into().unwrap(), socket).await.unwrap();
+        let mut tls = encrypted(TcpStream::connect(site.address).await.unwrap(), &certificate).await;
         let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
         // An answer to a PING that nobody sent (RFC 9113 §6.7), again and again; then frames that end it.
         sent.extend(b"\0\0\x08\x06\x01\0\0\0\0whatever".repeat(100));

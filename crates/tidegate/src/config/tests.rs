@@ -1,8 +1,7 @@
-use std::path::{Path, PathBuf};
-
 use proptest::prelude::*;
-use tidegate_accelerator::settings::{Balance, Cache, Limits, Target, Upstream};
+use tidegate_accelerator::settings::{Cache, Limits, Upstream};
 
+mod documents;
 mod samples;
 
 use super::keys::{FILE, Fallback};
@@ -21,10 +20,6 @@ fn accepted(text: &str) -> Loaded {
 
 fn warnings(text: &str) -> Vec<String> {
     accepted(text).warnings.iter().map(Finding::to_string).collect()
-}
-
-fn project() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
 #[test]
@@ -514,91 +509,6 @@ fn all_addresses_of_a_server_name_become_servers() {
 }
 
 #[test]
-fn the_example_of_the_guide_means_what_it_says() {
-    let loaded = accepted(&std::fs::read_to_string(project().join("examples/tidegate.toml")).unwrap());
-    assert_eq!(loaded.settings.listeners.len(), 1);
-    assert_eq!(loaded.settings.upstreams[0].servers.len(), 2);
-    assert_eq!(loaded.settings.upstreams[0].balance, Balance::RoundRobin);
-    assert_eq!(loaded.settings.routes[0].target, Target::Upstream("app".into()));
-    assert_eq!(loaded.admin.written, "127.0.0.1:9090");
-}
-
-/// Every file below `folder` with this ending, without what was built or installed.
-fn files(folder: &Path, ending: &str, found: &mut Vec<PathBuf>) {
-    for entry in std::fs::read_dir(folder).unwrap().map(Result::unwrap) {
-        let (path, name) = (entry.path(), entry.file_name().into_string().unwrap());
-        if entry.file_type().unwrap().is_dir() {
-            if !["target", "node_modules", ".git"].contains(&name.as_str()) {
-                files(&path, ending, found);
-            }
-        } else if name.ends_with(ending) {
-            found.push(path);
-        }
-    }
-}
-
-#[test]
-fn configurations_in_examples_packaging_and_documents_are_complete_and_without_warnings() {
-    let mut configurations = Vec::new();
-    for folder in ["examples", "packaging"] {
-        let mut paths = Vec::new();
-        files(&project().join(folder), ".toml", &mut paths);
-        let manifests = ["Cargo.toml"].map(std::ffi::OsStr::new);
-        paths.retain(|path| !manifests.contains(&path.file_name().unwrap()));
-        assert!(!paths.is_empty(), "{folder} has none");
-        configurations.extend(paths.into_iter().map(|path| {
-            let text = std::fs::read_to_string(&path).unwrap();
-            (path, true, text)
-        }));
-    }
-    let mut documents = Vec::new();
-    files(&project(), ".md", &mut documents);
-    for path in documents {
-        let text = std::fs::read_to_string(&path).unwrap();
-        let mut before = "";
-        for (index, block) in text.split("```").enumerate() {
-            if let Some(snippet) = block.strip_prefix("toml\n").filter(|_| index % 2 == 1) {
-                // `<!-- other TOML -->` before a block says that it is no configuration of tidegate, `<!-- part -->`
-                // that it shows a part of one.
-                if !before.trim_end().ends_with("<!-- other TOML -->") {
-                    let is_complete = !before.trim_end().ends_with("<!-- part -->");
-                    configurations.push((path.clone(), is_complete, snippet.to_owned()));
-                }
-            }
-            before = block;
-        }
-    }
-    assert!(configurations.len() >= 4, "{configurations:?}");
-    for (path, is_complete, text) in configurations {
-        let loaded = parse(&path.display().to_string(), &text)
-            .unwrap_or_else(|findings| panic!("{}\n{text}", lines(&findings)));
-        if is_complete {
-            assert!(still_missing(&loaded, None).is_empty(), "{}: incomplete\n{text}", path.display());
-            assert_eq!(loaded.warnings, [], "{}\n{text}", path.display());
-        }
-    }
-}
-
-#[test]
-fn generated_files_are_up_to_date() {
-    let folder = project().join("docs/guide");
-    for (name, generated) in [("configuration.md", reference::page()), ("tidegate.schema.json", schema())] {
-        let path = folder.join(name);
-        if std::env::var_os("TIDEGATE_WRITE_REFERENCE").is_some() {
-            std::fs::create_dir_all(&folder).unwrap();
-            std::fs::write(&path, generated).unwrap();
-            continue;
-        }
-        let committed = std::fs::read_to_string(&path).unwrap_or_default();
-        assert!(
-            committed == generated,
-            "{name} differs from the table of keys: run TIDEGATE_WRITE_REFERENCE=1 cargo nextest run -p tidegate \
-             generated"
-        );
-    }
-}
-
-#[test]
 fn a_file_that_cannot_be_a_configuration_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("t.toml");
@@ -619,7 +529,7 @@ proptest! {
     fn a_file_with_lines_changed_at_random_is_judged(
         cuts in prop::collection::vec((0..2000_usize, "[\\[\\]=\"{}.a-z0-9\n ,é-]{0,6}"), 1..6),
     ) {
-        let text = std::fs::read_to_string(project().join("examples/tidegate.toml")).unwrap();
+        let text = std::fs::read_to_string(tidegate_e2e::project().join("examples/tidegate.toml")).unwrap();
         // Without servers: changed at random, an address becomes a name, and asks a name server.
         let mut text = text.replace("servers", "proxies");
         for (at, insert) in cuts {
