@@ -228,6 +228,30 @@ fn upload_arrives_whole_and_trailers_come_back() {
     assert!(origin.requests()[0].body == content(1, LARGE));
 }
 
+#[test]
+fn trailers_of_a_request_reach_the_origin() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let site = site(&certificate, &origin);
+    run(async {
+        let client = Client::connect(&site, &certificate).await;
+        let mut requests = client.requests.clone().ready().await.unwrap();
+        let request = Request::put(url("/a")).body(()).unwrap();
+        let (response, mut stream) = requests.send_request(request, false).unwrap();
+        stream.send_data("abc".into(), false).unwrap();
+        let mut trailers = HeaderMap::new();
+        for (name, value) in [("x-sum", "42"), ("content-length", "7"), ("x-sum", "43")] {
+            trailers.append(name, value.parse().unwrap());
+        }
+        stream.send_trailers(trailers).unwrap();
+        assert_eq!(response.await.unwrap().status(), 200);
+    });
+    let request = origin.last();
+    assert_eq!(request.body, b"abc");
+    assert_eq!(request.trailers.all("X-Sum"), ["42", "43"]);
+    assert_eq!(request.trailers.get("Content-Length"), None, "framing is not for trailers (RFC 9110 §6.5.1)");
+}
+
 /// What nobody reads of refused uploads must not use up the connection's window.
 #[test]
 fn uploads_that_are_refused_leave_room_for_others() {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version, header};
-use tidegate_http::forward::is_hop_by_hop;
+use tidegate_http::forward::{is_hop_by_hop, write_field};
 use tidegate_http::{BodyFraming, FieldId, HeadLimits, Progress, ResponseParser};
 
 /// A request that HTTP/2 does not allow. The parser finds the others.
@@ -40,12 +40,7 @@ pub(super) fn write_request(parts: &Parts, has_content: bool) -> Result<Vec<u8>,
             header::HOST | header::COOKIE => {}
             // §8.2.2: what is about a connection is refused by the library, but for `TE: trailers`.
             _ if is_hop_by_hop(FieldId::from_name(name.as_str().as_bytes())) => {}
-            _ => {
-                out.extend_from_slice(name.as_str().as_bytes());
-                out.extend_from_slice(b": ");
-                out.extend_from_slice(value.as_bytes());
-                out.extend_from_slice(b"\r\n");
-            }
+            _ => write_field(name.as_str().as_bytes(), value.as_bytes(), &mut out),
         }
     }
     if has_content && !headers.contains_key(header::CONTENT_LENGTH) {
@@ -112,6 +107,15 @@ pub(super) fn trailers<'t>(fields: impl Iterator<Item = (&'t [u8], &'t [u8])>) -
         }
     }
     map
+}
+
+/// The trailers of a request as lines (RFC 9112 §7.1.2).
+pub(super) fn trailer_section(trailers: &HeaderMap) -> Bytes {
+    let mut out = Vec::new();
+    for (name, value) in trailers {
+        write_field(name.as_str().as_bytes(), value.as_bytes(), &mut out);
+    }
+    out.into()
 }
 
 #[cfg(test)]

@@ -169,7 +169,11 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
                 core.too_slow(shared.client.place, shared.client.peer(), Slow::Body);
                 return;
             }
-            Some(None) => return sender.end(),
+            Some(None) => {
+                // They are here: they have ended the content.
+                let Ok(trailers) = content.trailers().await else { return };
+                return sender.end_with(heads::trailer_section(&trailers.unwrap_or_default()));
+            }
             Some(Some(Err(_))) => return,
             Some(Some(Ok(piece))) => {
                 let length = piece.len();

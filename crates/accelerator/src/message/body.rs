@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 use tidegate_dhttp::driver::Body;
-use tidegate_http::ResponseHead;
+use tidegate_http::{ChunkLimits, ChunkedDecoder, Fields, ResponseHead};
 use tokio::sync::mpsc;
 
 use crate::cache::fill;
@@ -18,15 +18,29 @@ pub(crate) struct UploadedBody {
     limit: u64,
     untouched: bool,
     ended: bool,
+    /// What has read the trailers, if there are any.
+    trailers: Option<Box<ChunkedDecoder>>,
     interim: Option<mpsc::Sender<Vec<u8>>>,
 }
 
 impl UploadedBody {
     /// Of at most `limit` bytes. Interim responses that come meanwhile are put into `interim`.
     pub(crate) fn new(body: Body, limit: u64, interim: Option<mpsc::Sender<Vec<u8>>>) -> Self {
-        let (piece, ahead) = (Bytes::new(), None);
-        Self { body, piece, ahead, received: 0, limit, untouched: true, ended: false, interim }
+        let (piece, ahead, trailers) = (Bytes::new(), None, None);
+        Self { body, piece, ahead, received: 0, limit, untouched: true, ended: false, trailers, interim }
     }
+}
+
+/// Reads a trailer section as that of a chunked body: by the same limits, and with the same fields left out.
+fn read_trailers(section: &[u8]) -> Result<Option<Box<ChunkedDecoder>>, BodyReadError> {
+    if section.is_empty() {
+        return Ok(None);
+    }
+    let mut decoder = Box::new(ChunkedDecoder::new(ChunkLimits::default()));
+    for part in [b"0\r\n", section, b"\r\n"] {
+        decoder.decode(part).map_err(|_| BodyReadError::Malformed)?;
+    }
+    decoder.is_done().then_some(Some(decoder)).ok_or(BodyReadError::Malformed)
 }
 
 impl RequestBody for UploadedBody {
@@ -43,6 +57,7 @@ impl RequestBody for UploadedBody {
             match self.body.next().await {
                 None => {
                     self.ended = true;
+                    self.trailers = read_trailers(self.body.trailers())?;
                     return Ok(None);
                 }
                 Some(Err(_)) => return Err(BodyReadError::ClientGone),
@@ -61,6 +76,12 @@ impl RequestBody for UploadedBody {
 
     fn put_back(&mut self, bytes: Vec<u8>) {
         self.ahead = Some(Bytes::from(bytes)).filter(|bytes| !bytes.is_empty());
+    }
+
+    fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
+        // No field of a message is about its connection.
+        let head = Fields::new(b"", &[], 0);
+        Box::new(self.trailers.iter().flat_map(move |decoder| decoder.trailers(head)))
     }
 
     /// Whoever has no room for it does without: it is a hint. 100 (Continue) has been said already.

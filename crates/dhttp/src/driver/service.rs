@@ -3,8 +3,7 @@
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
@@ -22,11 +21,12 @@ const BODY_PIECES: usize = 4;
 #[error("the body ended early")]
 pub struct Aborted;
 
-/// A body as it arrives: pieces of any size, then nothing more.
+/// A body as it arrives: pieces of any size, then nothing more but trailers.
 #[derive(Debug)]
 pub struct Body {
     first: Option<Bytes>,
     rest: Option<Rest>,
+    trailers: Bytes,
     /// Of the client it is for, while it is still being made.
     permit: Option<Permit>,
 }
@@ -34,8 +34,8 @@ pub struct Body {
 enum Rest {
     Queue {
         pieces: mpsc::Receiver<Bytes>,
-        /// Set before the sender goes, if the body is complete.
-        complete: Arc<AtomicBool>,
+        /// The trailer section, set before the sender goes if the body is complete.
+        trailers: Arc<OnceLock<Bytes>>,
     },
     Iterator(Box<dyn Iterator<Item = Bytes> + Send>),
 }
@@ -53,7 +53,7 @@ impl std::fmt::Debug for Rest {
 #[derive(Debug)]
 pub struct BodySender {
     pieces: mpsc::Sender<Bytes>,
-    complete: Arc<AtomicBool>,
+    trailers: Arc<OnceLock<Bytes>>,
 }
 
 impl BodySender {
@@ -72,22 +72,29 @@ impl BodySender {
 
     /// The body is complete.
     pub fn end(self) {
-        self.complete.store(true, Ordering::Release);
+        self.end_with(Bytes::new());
+    }
+
+    /// The body is complete, with these trailers: field lines, each with its CRLF (RFC 9112 §7.1.2).
+    pub fn end_with(self, trailers: Bytes) {
+        // Nobody else sets it.
+        let _ = self.trailers.set(trailers);
     }
 }
 
 impl Body {
     /// A body that is there already.
     pub fn full(bytes: Bytes) -> Self {
-        Self { first: Some(bytes).filter(|bytes| !bytes.is_empty()), rest: None, permit: None }
+        let first = Some(bytes).filter(|bytes| !bytes.is_empty());
+        Self { first, rest: None, trailers: Bytes::new(), permit: None }
     }
 
     /// A body that is still being made.
     pub fn channel() -> (BodySender, Self) {
         let (sender, pieces) = mpsc::channel(BODY_PIECES);
-        let complete = Arc::new(AtomicBool::new(false));
-        let rest = Rest::Queue { pieces, complete: Arc::clone(&complete) };
-        (BodySender { pieces: sender, complete }, Self { first: None, rest: Some(rest), permit: None })
+        let trailers = Arc::<OnceLock<Bytes>>::default();
+        let rest = Some(Rest::Queue { pieces, trailers: Arc::clone(&trailers) });
+        (BodySender { pieces: sender, trailers }, Self { rest, ..Self::full(Bytes::new()) })
     }
 
     /// `first`, then what is there already in pieces: taken one by one as the peer takes them.
@@ -103,19 +110,27 @@ impl Body {
         if let Some(first) = self.first.take() {
             return Some(Ok(first));
         }
-        let (piece, complete) = match self.rest.as_mut()? {
-            Rest::Iterator(pieces) => (pieces.next(), true),
-            Rest::Queue { pieces, complete } => {
-                let piece = pieces.recv().await;
-                (piece, complete.load(Ordering::Acquire))
-            }
+        let piece = match self.rest.as_mut()? {
+            Rest::Iterator(pieces) => pieces.next(),
+            Rest::Queue { pieces, .. } => pieces.recv().await,
         };
         if let Some(piece) = piece {
             return Some(Ok(piece));
         }
-        self.rest = None;
         self.permit = None;
-        (!complete).then_some(Err(Aborted))
+        let Some(Rest::Queue { trailers, .. }) = self.rest.take() else { return None };
+        match trailers.get() {
+            Some(trailers) => {
+                self.trailers = trailers.clone();
+                None
+            }
+            None => Some(Err(Aborted)),
+        }
+    }
+
+    /// The trailer section, once [`Self::next`] has come to the end: field lines, each with its CRLF.
+    pub fn trailers(&self) -> &Bytes {
+        &self.trailers
     }
 
     /// The next piece if it is there already: nothing is waited for.
