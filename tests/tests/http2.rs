@@ -388,6 +388,42 @@ fn requests_that_are_given_up_are_logged_and_counted_against_their_client() {
     });
 }
 
+/// Whoever finds a head to be malformed: HTTP/2's own rules, the parser, or what the target is made of.
+#[test]
+fn requests_that_cannot_be_read_are_logged_and_counted_against_their_client() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let tables = "[log]\naccess = \"@DIR@/access.log\"\n[[classifier]]\nname = \"errors\"\nlimit = 10\naction = \"refuse\"\n";
+    let site = Site::start(Tidegate::builder().origin(&origin).tables(tables), &[("a", &certificate)]);
+    let wrong = [
+        || get("/a").header("host", "b.example"),
+        || (0..101).fold(get("/a"), |request, number| request.header(format!("x-{number}"), "1")),
+        || get("/%00"),
+    ];
+    let mut refused = 0;
+    for (number, wrong) in wrong.into_iter().enumerate() {
+        refused += run(async {
+            let address = [127, 0, 9, 1 + number as u8];
+            let mut client = Client::connect_from(address, &site, &certificate, WIDE).await;
+            let mut refused = 0;
+            while client.get("/free").await.0.status() == 200 {
+                match client.send(wrong()).await.await {
+                    Ok(response) => assert!([400, 431].contains(&response.status().as_u16()), "{response:?}"),
+                    Err(error) => assert_eq!(error.reason(), Some(Reason::PROTOCOL_ERROR)),
+                }
+                refused += 1;
+            }
+            assert!((10..=22).contains(&refused), "{number}: {refused}");
+            refused
+        });
+    }
+    eventually("all are logged", || {
+        let text = std::fs::read_to_string(site.tidegate.directory().join("access.log")).unwrap_or_default();
+        let of = |status| text.matches(&format!("\"- - HTTP/2.0\" {status} ")).count();
+        (of(400) + of(431) == refused && of(431) > 0).then_some(())
+    });
+}
+
 #[test]
 fn client_that_does_not_take_its_response_is_ended() {
     let certificate = Certificate::of(&["a.example"]);

@@ -453,11 +453,13 @@ impl DataCore {
         }
     }
 
-    /// Whether a client whose request cannot be read is answered. Of a trusted proxy's nobody knows whose it is.
+    /// Whether a client whose request cannot be read is answered: it counts as one that fails. Of a trusted proxy's
+    /// nobody knows whose it is. The `client`'s place is looked for where it is not known.
     pub(crate) fn answers_malformed(&self, client: Option<NodeId>, peer: SocketAddr) -> bool {
-        let (Some(defence), Some(place)) = (&self.defence, client) else { return true };
-        let peer = self.direct(peer);
-        peer.via == Via::Proxy || defence.judge_malformed(place, peer, self.clock.elapsed_ms()).is_continue()
+        let Some(defence) = &self.defence else { return true };
+        let (peer, now_ms) = (self.direct(peer), self.clock.elapsed_ms());
+        let place = || client.unwrap_or_else(|| defence.chain.locate(peer.address, now_ms));
+        peer.via == Via::Proxy || defence.judge_malformed(place(), peer, now_ms).is_continue()
     }
 
     /// Whether the defence does not let a piece of a request's body pass. What a trusted proxy passes on is judged by

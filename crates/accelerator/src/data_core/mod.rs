@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_core::hooks::Chain;
 use tidegate_dhttp::driver::ServerHandle;
-use tidegate_http::{FieldId, RequestHead, RequestParser};
+use tidegate_http::{FieldId, RequestHead, RequestParser, Version};
 use tidegate_store::{InsertError, Store};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -435,6 +435,27 @@ impl DataCore {
                 referer: head.fields.get(FieldId::Referer).unwrap_or(b""),
                 user_agent: head.fields.get(FieldId::UserAgent).unwrap_or(b""),
                 cache,
+            };
+            log.record(&record, &self.metrics);
+        }
+    }
+
+    /// A line for the access log: of the answer to a head that could not be read.
+    pub(crate) fn log_unreadable(&self, peer: SocketAddr, version: Version, status: u16, sent: Bytes) {
+        if let Some(log) = &self.log {
+            let record = Record {
+                client: peer.ip().to_canonical(),
+                unix_s: self.clock.unix_s(),
+                duration: Duration::ZERO,
+                host: b"",
+                method: b"-",
+                target: b"-",
+                version,
+                status,
+                bytes: sent.body,
+                referer: b"",
+                user_agent: b"",
+                cache: "none",
             };
             log.record(&record, &self.metrics);
         }

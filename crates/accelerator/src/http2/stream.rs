@@ -11,7 +11,7 @@ use h2::{Reason, RecvStream, SendStream};
 use http::{Request, Response, StatusCode, header};
 use tidegate_core::hooks::Slow;
 use tidegate_dhttp::driver::{self, Arrival, Body, BodySender};
-use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Fields, Method};
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Fields, Method, Version};
 use tokio::sync::mpsc;
 
 use crate::http2::{Shared, heads};
@@ -88,6 +88,7 @@ async fn answer(
         shared.core.metrics.requests_refused_total.add(1);
         // Whatever is decided acts on the next request: this one is answered by the end of its stream.
         let _ = shared.core.answers_malformed(shared.client.place, shared.client.peer());
+        shared.core.log_unreadable(shared.client.peer(), Version::Http2, 400, Default::default());
         // RFC 9113 §8.1.1.
         respond.send_reset(Reason::PROTOCOL_ERROR);
         return Ok(());

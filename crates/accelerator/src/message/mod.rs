@@ -13,7 +13,7 @@ use std::time::Instant;
 
 use tidegate_core::hooks::{Reply, ResponseView, Via};
 use tidegate_core::{Reason, Verdict};
-use tidegate_dhttp::driver::{Request, Response};
+use tidegate_dhttp::driver::{Arrival, Request, Response};
 use tidegate_http::normalize::normalize;
 use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser, Version};
 use tokio::sync::mpsc;
@@ -110,10 +110,11 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
     let plan = core.plan();
     let mut parser = RequestParser::new(plan.limits.head);
     let mut scratch = Vec::new();
+    let refused = |status| refuse(&core, &request.arrival, whose, is_http2, status);
     match parser.parse(&request.head) {
         Ok(Progress::Complete { .. }) => {}
-        Ok(Progress::Incomplete) => return refused(&core, 400),
-        Err(error) => return refused(&core, error.status()),
+        Ok(Progress::Incomplete) => return refused(400),
+        Err(error) => return refused(error.status()),
     }
     // There is no connection that could change its protocol.
     let parsed = parser.head(&request.head);
@@ -121,7 +122,7 @@ pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> 
     let head = RequestHead { upgrade: false, version, ..parsed };
     let normalized = match normalize(&head, plan.personality, &mut scratch) {
         Ok(normalized) => normalized,
-        Err(error) => return refused(&core, error.status()),
+        Err(error) => return refused(error.status()),
     };
     core.metrics.requests_total.add(1);
     let peer = request.arrival.client.ip().to_canonical();
@@ -239,8 +240,14 @@ async fn found_or_asked(
     }
 }
 
-/// A head that is malformed or ambiguous.
-fn refused(core: &DataCore, status: u16) -> Response {
+/// Answers a head that is malformed or ambiguous. What is decided about its client acts on the next.
+fn refuse(core: &DataCore, arrival: &Arrival, whose: Whose, is_http2: bool, status: u16) -> Response {
     core.metrics.requests_refused_total.add(1);
-    error_response(core, status)
+    if whose != Whose::Unproved {
+        let _ = core.answers_malformed(None, arrival.client);
+    }
+    let (response, bytes) = error_response(core, status);
+    let version = if is_http2 { Version::Http2 } else { Version::Http11 };
+    core.log_unreadable(arrival.client, version, status, bytes);
+    response
 }

@@ -33,12 +33,13 @@ pub(crate) struct Exchange {
     pub began: Instant,
 }
 
-/// An error before the request could be read.
-pub(crate) fn error_response(core: &DataCore, status: u16) -> Response {
+/// An error before the request could be read, and its bytes.
+pub(crate) fn error_response(core: &DataCore, status: u16) -> (Response, Bytes) {
     let mut out = Vec::with_capacity(256);
-    heads::write_error(status, &core.clock.date(), true, &mut out);
-    core.metrics.count_response(status, out.len() as u64);
-    whole(out)
+    let body = heads::write_error(status, &core.clock.date(), true, &mut out);
+    let total = out.len() as u64;
+    core.metrics.count_response(status, total);
+    (whole(out), Bytes { head: total - body, body })
 }
 
 fn whole(bytes: Vec<u8>) -> Response {

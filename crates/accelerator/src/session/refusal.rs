@@ -1,7 +1,5 @@
 //! How requests are refused, and connections with them.
 
-use std::time::Duration;
-
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply};
 use tidegate_http::{BodyFraming, HeadError, RequestHead, Version};
@@ -9,7 +7,6 @@ use tidegate_http::{BodyFraming, HeadError, RequestHead, Version};
 use crate::data_core::Bytes;
 use crate::session::context::RequestContext;
 use crate::session::{Connection, Step, respond};
-use crate::telemetry::access_log::Record;
 
 impl Connection<'_> {
     /// Does to a request what a rule says; `None` when the connection goes on.
@@ -75,23 +72,7 @@ impl Connection<'_> {
             return Step::Close;
         }
         let sent = self.last_words(error.status());
-        if let Some(log) = &self.core.log {
-            let record = Record {
-                client: self.client.peer().ip().to_canonical(),
-                unix_s: self.core.clock.unix_s(),
-                duration: Duration::ZERO,
-                host: b"",
-                method: b"-",
-                target: b"-",
-                version: Version::Http11,
-                status: error.status(),
-                bytes: sent.body,
-                referer: b"",
-                user_agent: b"",
-                cache: "none",
-            };
-            log.record(&record, &self.core.metrics);
-        }
+        self.core.log_unreadable(self.client.peer(), Version::Http11, error.status(), sent);
         Step::finish()
     }
 
