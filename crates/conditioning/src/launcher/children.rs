@@ -41,16 +41,18 @@ impl Signals {
         }
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-
     /// The next signal that came.
     pub fn next(&self) -> Option<Signal> {
         let mut info = [0u8; size_of::<libc::signalfd_siginfo>()];
         let got = rustix::io::read(&self.0, &mut info[..]).ok()?;
         let number = info[..got].first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))?;
         Signal::from_named_raw(number as i32)
+    }
+}
+
+impl AsFd for Signals {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use crate::keeper::MOST_LISTENERS;
-use crate::launcher::{PATIENCE, Via, shown};
+use crate::launcher::supervision::shown;
+use crate::launcher::{PATIENCE, Via};
 
 /// Why a chain could not be started, or could not go on. One line each.
 #[derive(Debug, thiserror::Error)]

@@ -4,6 +4,7 @@
 //! that was under way in them is lost and no neighbour has to connect again.
 
 mod asker;
+mod chain;
 mod children;
 mod error;
 mod listeners;
@@ -11,31 +12,27 @@ mod notify;
 mod plan;
 mod questions;
 mod relay;
+mod supervision;
 
 use std::ffi::OsString;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
-
-use rustix::event::{PollFd, PollFlags, poll};
-use rustix::process::Signal;
+use std::time::Duration;
 
 use crate::keeper::MOST_LISTENERS;
-use crate::ledger::{Ledger, Tended};
+use crate::ledger::Ledger;
 use crate::link;
-use crate::neighbours::{environment, say, word};
-use children::{Child, FilterProcess, Signals, reap_descendants};
+use crate::neighbours::{environment, word};
+use chain::Chain;
+use supervision::{Served, Supervision};
+
 pub use error::LaunchError;
 pub use plan::{FilterSpec, filter_program, plan};
 
-/// How many times in a row a filter may die before it is ready.
-const FRUITLESS_STARTS: u32 = 5;
 /// How long filters may take to become ready, and the command to end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// How long a command may serve already by a process in the background before it ends itself.
-const GOING_TO_BACKGROUND: Duration = Duration::from_secs(1);
 
 fn after_help() -> String {
     format!(
@@ -141,7 +138,7 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
         return Err(LaunchError::ListensTwice(address));
     }
     let listeners = args.listen.iter().map(|&address| listen(address, args.backlog));
-    let mut chain = RunningChain::start(&filters, &program, listeners.collect::<Result<_, _>>()?)?;
+    let mut chain = Chain::start(&filters, &program, listeners.collect::<Result<_, _>>()?)?;
     let server_port = args.server_port.unwrap_or(first.port());
     let address = SocketAddr::new(first.ip(), server_port);
     let server_end = chain.take_server_end();
@@ -172,7 +169,7 @@ pub fn condition(args: &ConditionArgs) -> Result<u8, LaunchError> {
         command: &args.command,
         addresses: &args.listen,
     };
-    chain.supervise(Some(served))
+    Supervision::new(chain, served).run()
 }
 
 /// Runs a chain for a server that was started by somebody else and holds the other end of the last link: what
@@ -200,9 +197,9 @@ pub fn serve(filters: &[FilterSpec]) -> Result<u8, LaunchError> {
     let _ = rustix::process::setsid();
     let outcome = start_serving(filters, listener, filter_end, ledger_file);
     match outcome {
-        Ok(mut chain) => {
+        Ok(chain) => {
             say(word::READY);
-            chain.supervise(None)
+            supervision::until_hung_up(chain).map(|()| 0)
         }
         Err(error) => {
             say(error.exit_code());
@@ -216,12 +213,12 @@ fn start_serving(
     listener: OwnedFd,
     filter_end: OwnedFd,
     ledger_file: OwnedFd,
-) -> Result<RunningChain, LaunchError> {
+) -> Result<Chain, LaunchError> {
     let filters = plan(filters)?;
     children::become_user("nobody")?;
     let program = std::env::current_exe().map_err(|error| LaunchError::System("program", error))?;
     let ledger = Ledger::open(ledger_file.as_fd()).map_err(|error| LaunchError::System("ledger", error))?;
-    RunningChain::start_with(&filters, &program, vec![listener], filter_end, None, (ledger, ledger_file))
+    Chain::start_with(&filters, &program, vec![listener], filter_end, None, (ledger, ledger_file))
 }
 
 /// A listening socket whose connections are reported once data has arrived.
@@ -248,346 +245,4 @@ pub fn listen(address: SocketAddr, backlog: i32) -> Result<OwnedFd, LaunchError>
     let flags = rustix::fs::fcntl_getfl(&socket).map_err(failed)? | rustix::fs::OFlags::NONBLOCK;
     rustix::fs::fcntl_setfl(&socket, flags).map_err(failed)?;
     Ok(socket)
-}
-
-/// Whether a signal asks the server to end; the others are passed on for what they mean to the server.
-fn ends(signal: Signal) -> bool {
-    matches!(signal, Signal::TERM | Signal::INT | Signal::QUIT)
-}
-
-struct Served<'c> {
-    child: Child,
-    port: u16,
-    via: Via,
-    limit: Duration,
-    command: &'c [OsString],
-    addresses: &'c [SocketAddr],
-}
-
-impl Served<'_> {
-    fn name(&self) -> String {
-        self.command.first().map_or_else(String::new, |command| command.to_string_lossy().into_owned())
-    }
-}
-
-/// A word of a command as one would type it.
-fn shown(word: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=,+@%".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) { word.to_owned() } else { format!("{word:?}") }
-}
-
-fn never_accepted(served: &Served<'_>) -> LaunchError {
-    let (port, seconds, via) = (served.port, served.limit.as_secs(), served.via);
-    LaunchError::NeverAccepted { command: served.name(), port, seconds, via }
-}
-
-/// The chain while it runs.
-struct RunningChain {
-    filters: Vec<FilterProcess>,
-    signals: Signals,
-    ledger: Ledger,
-    ledger_file: OwnedFd,
-    server_end: Option<OwnedFd>,
-    /// What the server's processes ask, if they are reached so.
-    questions: Option<OwnedFd>,
-}
-
-impl RunningChain {
-    fn start(
-        filters: &[FilterSpec],
-        program: &std::path::Path,
-        listeners: Vec<OwnedFd>,
-    ) -> Result<Self, LaunchError> {
-        let system = |error| LaunchError::System("socketpair", error);
-        let (filter_end, server_end) = link::pair().map_err(system)?;
-        let ledger = Ledger::create().map_err(|error| LaunchError::System("ledger", error))?;
-        Self::start_with(filters, program, listeners, filter_end, Some(server_end), ledger)
-    }
-
-    fn start_with(
-        filters: &[FilterSpec],
-        program: &std::path::Path,
-        mut listeners: Vec<OwnedFd>,
-        filter_end: OwnedFd,
-        server_end: Option<OwnedFd>,
-        (ledger, ledger_file): (Ledger, OwnedFd),
-    ) -> Result<Self, LaunchError> {
-        let signals = Signals::take().map_err(|error| LaunchError::System("signalfd", error))?;
-        let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-        let mut chain =
-            Self { filters: Vec::new(), signals, ledger, ledger_file, server_end, questions: None };
-        let mut upstream: Option<OwnedFd> = None;
-        let mut last = Some(filter_end);
-        let processes: Vec<_> = plan::processes(filters).collect();
-        for (at, specs) in processes.iter().enumerate() {
-            let (downstream, next) = if at + 1 == processes.len() {
-                (last.take(), None)
-            } else {
-                let (up, down) = link::pair().map_err(|error| LaunchError::System("socketpair", error))?;
-                (Some(up), Some(down))
-            };
-            let Some(downstream) = downstream else { break };
-            let upstream = std::mem::replace(&mut upstream, next);
-            let filter = FilterProcess::new(
-                specs.to_vec(),
-                program,
-                upstream,
-                downstream,
-                std::mem::take(&mut listeners),
-            );
-            chain.filters.push(filter);
-        }
-        let keeper = |filter: &FilterProcess| matches!(filter.name().as_str(), "package" | "persist");
-        if let Some(last) = chain.filters.iter_mut().rfind(|filter| keeper(filter)) {
-            last.keeps = true;
-        }
-        if let Some(last) = chain.filters.last_mut() {
-            last.is_last = true;
-        }
-        for at in 0..chain.filters.len() {
-            chain.filters[at].start(&chain.ledger_file)?;
-        }
-        chain.await_ready()?;
-        Ok(chain)
-    }
-
-    fn await_ready(&mut self) -> Result<(), LaunchError> {
-        let deadline = Instant::now() + PATIENCE;
-        while let Some(waiting) = self.filters.iter().find(|filter| !filter.is_ready) {
-            if Instant::now() >= deadline {
-                return Err(LaunchError::FilterSilent { name: waiting.name() });
-            }
-            self.wait(None, Duration::from_millis(100));
-            for filter in &mut self.filters {
-                filter.hear();
-                if !filter.is_ready
-                    && let Some(status) = filter.has_ended()
-                {
-                    return Err(LaunchError::FilterExited { name: filter.name(), status });
-                }
-            }
-            if self.signals.next().is_some_and(ends) {
-                return Err(LaunchError::System("start", io::ErrorKind::Interrupted.into()));
-            }
-        }
-        Ok(())
-    }
-
-    fn take_server_end(&mut self) -> Option<OwnedFd> {
-        self.server_end.take()
-    }
-
-    /// Waits for a signal, a filter's word or end, or the command's end.
-    fn wait(&self, command: Option<&Child>, timeout: Duration) -> bool {
-        let mut watched = vec![PollFd::new(&self.signals, PollFlags::IN)];
-        for filter in &self.filters {
-            watched.extend(filter.descriptors().map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
-        }
-        if let Some(command) = command {
-            watched.push(PollFd::from_borrowed_fd(command.pidfd(), PollFlags::IN));
-        }
-        // Only its hang-up is of interest: the server's processes are gone. Where they ask, this process has the other
-        // end of the link, and the last of them takes its questions with it once it has been collected.
-        let last_link = self.filters.last().map(FilterProcess::downstream);
-        let last_link = self.questions.as_ref().map(AsFd::as_fd).or(last_link);
-        if let Some(link) = last_link {
-            watched.push(PollFd::from_borrowed_fd(link, PollFlags::empty()));
-        }
-        let timeout = rustix::time::Timespec {
-            tv_sec: timeout.as_secs() as i64,
-            tv_nsec: i64::from(timeout.subsec_nanos()),
-        };
-        let _ = poll(&mut watched, Some(&timeout));
-        last_link.is_some() && watched.last().is_some_and(|link| link.revents().contains(PollFlags::HUP))
-    }
-
-    fn supervise(&mut self, served: Option<Served<'_>>) -> Result<u8, LaunchError> {
-        let started = Instant::now();
-        let mut ending: Option<Instant> = None;
-        let mut in_vain_since: Option<Instant> = None;
-        let mut is_in_background = false;
-        let mut passed_on: Vec<(Signal, Instant)> = Vec::new();
-        let mut tended = None;
-        let mut is_announced = false;
-        loop {
-            let listening = self.ledger.is_listening();
-            if let Some(served) = served.as_ref().filter(|_| listening && !is_announced) {
-                self.announce(served);
-                is_announced = true;
-            }
-            let pause = if listening || served.is_none() {
-                Duration::from_secs(1)
-            } else {
-                Duration::from_millis(50)
-            };
-            let foreground = served.as_ref().filter(|_| !is_in_background);
-            let hung_up = self.wait(foreground.map(|served| &served.child), pause);
-            match foreground.map(|served| served.child.exit_code()) {
-                // It left its work to processes of its own that have the server's end of the chain.
-                Some(Some(0)) if ending.is_none() && !self.wait(None, Duration::ZERO) => {
-                    is_in_background = true;
-                    // Whom they were meant for was not this process's child then, and who got them was about to end.
-                    let late = passed_on.drain(..).filter(|(_, when)| when.elapsed() < GOING_TO_BACKGROUND);
-                    late.for_each(|(signal, _)| self.tell_server(signal));
-                }
-                Some(Some(code)) if ending.is_some() || self.ledger.is_listening() => return Ok(code),
-                Some(Some(code)) => return Err(self.ended_early(served.as_ref(), code)),
-                Some(None) => {}
-                None if hung_up && served.is_some() && ending.is_none() && !self.ledger.is_listening() => {
-                    return Err(self.ended_early(served.as_ref(), 0));
-                }
-                None if hung_up => return Ok(0),
-                None => {}
-            }
-            if let Some(served) = served.as_ref().filter(|served| started.elapsed() >= served.limit)
-                && !self.ledger.is_listening()
-            {
-                self.tell_server(Signal::KILL);
-                return Err(self.never_listened(served));
-            }
-            if let Some(served) = served.as_ref().filter(|_| !self.ledger.accepts() && ending.is_none()) {
-                if !self.has_unread() {
-                    in_vain_since = None;
-                } else if in_vain_since.get_or_insert_with(Instant::now).elapsed() >= served.limit {
-                    self.tell_server(Signal::KILL);
-                    return Err(never_accepted(served));
-                }
-            }
-            while let Some(signal) = self.signals.next() {
-                if signal == Signal::USR1 {
-                    self.filters.iter().for_each(|filter| filter.say(word::COUNTERS));
-                    continue;
-                }
-                if served.is_none() {
-                    if ends(signal) {
-                        return Ok(0);
-                    }
-                    continue;
-                }
-                // A second signal does not wait for the command.
-                let again = ending.is_some() && ends(signal);
-                self.tell_server(if again { Signal::KILL } else { signal });
-                if ends(signal) {
-                    ending.get_or_insert_with(Instant::now);
-                } else if !is_in_background {
-                    passed_on.retain(|(_, when)| when.elapsed() < GOING_TO_BACKGROUND);
-                    passed_on.push((signal, Instant::now()));
-                }
-            }
-            if ending.is_some_and(|since| since.elapsed() > PATIENCE) {
-                self.tell_server(Signal::KILL);
-            }
-            self.mend(hung_up)?;
-            self.tend_turns(&mut tended, Instant::now());
-            self.collect_orphans(served.as_ref().filter(|_| !is_in_background));
-        }
-    }
-
-    /// Says who serves where. Not before the server does: what keeps it from that is the one line that is to be seen
-    /// then.
-    fn announce(&self, served: &Served<'_>) {
-        let addresses: Vec<_> = served.addresses.iter().map(SocketAddr::to_string).collect();
-        let filters: Vec<_> = self.filters.iter().map(FilterProcess::name).collect();
-        let command: Vec<_> = served.command.iter().map(|word| shown(&word.to_string_lossy())).collect();
-        let (addresses, filters, command) = (addresses.join(", "), filters.join(", "), command.join(" "));
-        say(&format!("tidegate: listening on {addresses}, through {filters}, for {command}"));
-    }
-
-    /// Collects processes of the server's whose parents have ended.
-    fn collect_orphans(&self, foreground: Option<&Served<'_>>) {
-        let command = foreground.map(|served| served.child.pid());
-        let own = |pid| Some(pid) == command || self.filters.iter().any(|filter| filter.pid() == Some(pid));
-        for pid in children::children().into_iter().filter(|&pid| !own(pid)) {
-            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
-        }
-    }
-
-    fn ended_early(&self, served: Option<&Served<'_>>, code: u8) -> LaunchError {
-        let command = served.map_or_else(String::new, Served::name);
-        LaunchError::CommandEnded { command, code, port: served.map_or(0, |served| served.port) }
-    }
-
-    /// Whether a request waits for the server.
-    fn has_unread(&self) -> bool {
-        self.filters.last().is_some_and(|last| link::unread_bytes(last.downstream()) > 0)
-    }
-
-    /// Looks after the turns of the server's processes, if it is time to: signals, and what ends, come in between.
-    /// `last` is what was found the last time.
-    fn tend_turns(&self, last: &mut Option<Tended>, now: Instant) {
-        if last.is_some_and(|last| !last.is_due(now)) {
-            return;
-        }
-        let tended = self.ledger.turns().tend(self.has_unread(), crate::alive::is_alive, *last, now);
-        if tended.has_died {
-            self.hand_again(self.filters.len());
-        }
-        *last = Some(tended);
-    }
-
-    /// Has the filters before the one at `at` hand again what nobody has claimed. One of another origin may not keep
-    /// what it handed on: those before it do it, too.
-    fn hand_again(&self, at: usize) {
-        for before in self.filters[..at].iter().rev() {
-            before.say(word::HAND_AGAIN);
-            if !before.is_program() {
-                break;
-            }
-        }
-    }
-
-    fn never_listened(&self, served: &Served<'_>) -> LaunchError {
-        let command = served.name();
-        let (port, seconds) = (served.port, served.limit.as_secs());
-        match self.ledger.other_port() {
-            Some(other) => LaunchError::ListensElsewhere { command, port, other },
-            None => LaunchError::NeverListened { command, port, seconds, via: served.via },
-        }
-    }
-
-    /// Sends a signal to the command, or to what it left in the background.
-    fn tell_server(&self, signal: Signal) {
-        let filters: Vec<_> = self.filters.iter().filter_map(FilterProcess::pid).collect();
-        for pid in children::children().into_iter().filter(|pid| !filters.contains(pid)) {
-            let _ = rustix::process::kill_process(pid, signal);
-        }
-    }
-
-    /// Starts anew what died, and has the neighbours hand again what it held.
-    fn mend(&mut self, hung_up: bool) -> Result<(), LaunchError> {
-        for at in 0..self.filters.len() {
-            self.filters[at].hear();
-            // The last filter ends when the server has: so will the chain, in a moment.
-            if hung_up && at + 1 == self.filters.len() {
-                continue;
-            }
-            self.filters[at].end_if_late(Instant::now());
-            if let Some(status) = self.filters[at].has_ended() {
-                let filter = &mut self.filters[at];
-                filter.fruitless = if filter.is_ready { 0 } else { filter.fruitless + 1 };
-                if filter.fruitless >= FRUITLESS_STARTS {
-                    return Err(LaunchError::FilterExited { name: filter.name(), status });
-                }
-                say(&format!("tidegate: filter {} ended ({status}), starting it again", filter.name()));
-                filter.start(&self.ledger_file)?;
-                self.hand_again(at);
-            }
-        }
-        Ok(())
-    }
-}
-
-impl Drop for RunningChain {
-    fn drop(&mut self) {
-        for filter in &mut self.filters {
-            filter.end();
-        }
-        reap_descendants();
-    }
-}
-
-impl AsFd for Signals {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.fd()
-    }
 }
