@@ -26,6 +26,7 @@ use crate::defence::CameFrom;
 use crate::message::{self, Extents, From, Whose};
 use crate::service::client_info::ClientInfo;
 use crate::session::respond::{self as heads, write_hit};
+use crate::session::transmit::extents;
 
 /// One client network may have this part of the connections that clients may open.
 const CLIENT_SHARE: usize = 8;
@@ -200,21 +201,18 @@ impl Service for Site {
                 return self.refuse(peer, head, &reply, room, http);
             }
         }
-        let written = if total_bytes <= room.most_bytes as u64 {
-            http.extend_from_slice(stored_head);
-            http.extend_from_slice(out);
-            let mut at = start;
-            while at < end {
-                let extent = hit.object.body_at(at);
-                let take = extent.len().min((end - at) as usize);
-                http.extend_from_slice(&extent[..take]);
-                at += take as u64;
+        let written = match total_bytes <= room.most_bytes as u64 {
+            true => {
+                http.extend_from_slice(stored_head);
+                http.extend_from_slice(out);
+                extents(&hit.object, start, end).for_each(|extent| http.extend_from_slice(extent));
+                Immediate::Written
             }
-            Immediate::Written
-        } else {
-            let first = [stored_head, out].concat();
-            let pieces = Extents { object: hit.object.clone(), at: start, end };
-            Immediate::Long(Response::from_wire(Body::pieces(first.into(), pieces), Some(total_bytes)))
+            false => {
+                let pieces = Extents { object: hit.object.clone(), at: start, end };
+                let wire = Body::pieces([stored_head, out].concat().into(), pieces);
+                Immediate::Long(Response::from_wire(wire, Some(total_bytes)))
+            }
         };
         core.metrics.requests_total.add(1);
         lookup::count_hit(core, &hit);

@@ -157,7 +157,7 @@ pub(crate) fn send_large_file(
 }
 
 /// The body from `start` to `end`, in the pieces in which it is stored.
-fn extents(object: &Object, mut start: u64, end: u64) -> impl Iterator<Item = &[u8]> {
+pub(crate) fn extents(object: &Object, mut start: u64, end: u64) -> impl Iterator<Item = &[u8]> {
     std::iter::from_fn(move || {
         let extent = (start < end).then(|| object.body_at(start)).filter(|extent| !extent.is_empty())?;
         let extent = &extent[..extent.len().min((end - start) as usize)];
