@@ -26,7 +26,7 @@ const OVER_LIMIT: Duration = Duration::from_secs(2);
 
 /// What a core is asked or told.
 pub(crate) enum Inner {
-    Request(InnerRequest),
+    Request(Box<InnerRequest>),
     Told(Told),
 }
 
@@ -106,7 +106,7 @@ impl Inside {
         let arrival = Arrival { client, local: None, server: None };
         let request = Request { arrival, head, body: Body::full(body) };
         let request = InnerRequest { request, local, proved, answer };
-        core.try_send(Inner::Request(request)).map_err(|_| Unavailable)?;
+        core.try_send(Inner::Request(Box::new(request))).map_err(|_| Unavailable)?;
         answered.await.map_err(|_| Unavailable)
     }
 

@@ -65,7 +65,8 @@ pub(crate) async fn answer_inside(
 ) {
     while let Some(message) = inside.recv().await {
         match message {
-            Inner::Request(InnerRequest { request, local, proved, answer: answered }) => {
+            Inner::Request(inner) => {
+                let InnerRequest { request, local, proved, answer: answered } = *inner;
                 let core = Rc::clone(&core);
                 let whose = if proved { Whose::Told } else { Whose::Unproved };
                 let from = From { local, whose, is_encrypted: false, is_http2: false, interim: None };
