@@ -4,6 +4,7 @@
 
 pub mod bare;
 pub mod dhttp;
+pub mod h2load;
 pub mod idle;
 pub mod machine;
 pub mod peers;

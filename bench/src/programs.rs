@@ -58,7 +58,7 @@ impl Peer {
         let server = format!(
             "sendfile on; tcp_nopush off; open_file_cache max=100 inactive=1h; open_file_cache_valid 1h;\n\
              ssl_certificate {}; ssl_certificate_key {}; ssl_protocols TLSv1.2 TLSv1.3; ssl_buffer_size 16k;\n\
-             server {{ listen {address} ssl backlog=4096; root {}; }}",
+             server {{ listen {address} ssl http2 backlog=4096; root {}; }}",
             certificate.chain.display(),
             certificate.key.display(),
             site.directory.display()
@@ -184,7 +184,7 @@ impl Peer {
         let (address, certificate) = (free_address()?, site.certificate()?);
         let proxy = format!(
             "cache objects\n  total-max-size 64\n  max-object-size 1048576\n  max-age 3600\n\
-             frontend clients\n  bind {address} ssl crt {} backlog 4096\n  http-request cache-use objects\n\
+             frontend clients\n  bind {address} ssl crt {} alpn h2,http/1.1 backlog 4096\n  http-request cache-use objects\n\
              \x20 http-response set-header Cache-Control max-age=3600\n  http-response cache-store objects\n\
              \x20 default_backend origin\nbackend origin\n  server origin {origin}\n",
             certificate.both.display()

@@ -55,7 +55,7 @@ const SETTINGS: &str = "\
 
 Misses: every request has a URL of its own. The origin is the bare responder, beside the load on core 1; its answers have
 no freshness, so that no server may keep them. Over TLS: 1.3 with a certificate for ECDSA over P-256; with `Connection: close` every
-request has a whole handshake of its own. In the other scenarios the origin is gone once the caches are filled.
+request has a whole handshake of its own; by HTTP/2 (h2load) each connection has ten requests at once. In the other scenarios the origin is gone once the caches are filled.
 Idle connections: anonymous memory (RssAnon) of all processes of a server, before 10,000 connections are opened and after
 each of them has had one request answered; a new server each round. The kernel's own memory is not in it.
 ";

@@ -3,14 +3,16 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use tidegate_bench::idle;
 use tidegate_bench::peers::{Peer, Site, install, settle};
 use tidegate_bench::wrk::{Figure, Load};
+use tidegate_bench::{h2load, idle};
 
 use crate::Cli;
 
 /// For [`Server::Pipelining`].
 const PIPELINE: &str = "pipeline = 32\n";
+/// Requests at once on each connection of [`Kind::Http2`], as of a page with its parts.
+const STREAMS: usize = 10;
 /// Processor time of the origin for a request, below which the answers cannot have come from it.
 const LEAST_ORIGIN_US: f64 = 0.5;
 
@@ -34,6 +36,8 @@ pub(crate) enum Kind {
     Misses,
     /// As [`Self::Cached`], over TLS.
     Encrypted,
+    /// As [`Self::Encrypted`], by HTTP/2 with [`STREAMS`] requests at once on each connection.
+    Http2,
     /// As [`Self::Close`], over TLS: a whole handshake for each request.
     Handshakes,
     /// Memory of connections on which nothing happens.
@@ -42,7 +46,7 @@ pub(crate) enum Kind {
 
 impl Kind {
     fn is_encrypted(self) -> bool {
-        matches!(self, Self::Encrypted | Self::Handshakes)
+        matches!(self, Self::Encrypted | Self::Http2 | Self::Handshakes)
     }
 }
 
@@ -50,7 +54,7 @@ const fn load(name: &'static str, size_bytes: usize, connections: usize, kind: K
     Scenario { name, size_bytes, connections, kind, goal }
 }
 
-pub(crate) const SCENARIOS: [Scenario; 12] = [
+pub(crate) const SCENARIOS: [Scenario; 14] = [
     load("612 B, 32 connections", 612, 32, Kind::Cached, 1.6),
     load("612 B, 512 connections", 612, 512, Kind::Cached, 1.6),
     load("612 B, 10,000 connections", 612, 10_000, Kind::Cached, 1.6),
@@ -61,6 +65,8 @@ pub(crate) const SCENARIOS: [Scenario; 12] = [
     load("612 B misses, 512 connections", 612, 512, Kind::Misses, 1.2),
     load("612 B over TLS, 32 connections", 612, 32, Kind::Encrypted, 1.0),
     load("100 KiB over TLS, 32 connections", 100 << 10, 32, Kind::Encrypted, 1.0),
+    load("612 B over HTTP/2, 32 connections", 612, 32, Kind::Http2, 1.0),
+    load("8 KiB over HTTP/2, 32 connections", 8 << 10, 32, Kind::Http2, 1.0),
     load("612 B over TLS, Connection: close", 612, 32, Kind::Handshakes, 1.0),
     load("memory of 10,000 idle connections", 612, 10_000, Kind::Idle, 2048.0),
 ];
@@ -149,6 +155,9 @@ impl Scenario {
 
     fn load(&self, cli: &Cli, directory: &Path) -> Result<Vec<Entry<Figure>>, String> {
         let origin = self.origin(directory)?;
+        if self.kind == Kind::Http2 {
+            install("h2load", "nghttp2-client")?;
+        }
         let servers = match self.kind {
             Kind::Misses => Server::PROXIES,
             kind if kind.is_encrypted() => Server::WITH_TLS,
@@ -169,7 +178,10 @@ impl Scenario {
                 seconds: self.seconds(cli),
             };
             let before = origin.as_ref().map_or(Ok(0.0), Peer::cpu_s)?;
-            let figure = load.run(peer)?;
+            let figure = match self.kind {
+                Kind::Http2 => h2load::run(peer, self.connections, STREAMS, self.seconds(cli))?,
+                _ => load.run(peer)?,
+            };
             if let Some(origin) = &origin {
                 let requests = figure.requests_per_s * f64::from(self.seconds(cli));
                 if (origin.cpu_s()? - before) * 1e6 < requests * LEAST_ORIGIN_US {

@@ -447,15 +447,20 @@ fn with_commas(number: &str) -> String {
 fn the_readme_says_of_speed_what_was_measured() {
     let cached = ["612 B, 32 connections", "612 B, 512 connections", "612 B, 10,000 connections"];
     let others = ["8 KiB, 32 connections", "100 KiB, 32 connections", "612 B, Connection: close"];
+    let http2 = ["612 B over HTTP/2, 32 connections", "8 KiB over HTTP/2, 32 connections"];
     let misses = ["612 B misses, 32 connections", "612 B misses, 512 connections"];
     let ratios = |scenarios: &[&str], server| {
         scenarios.iter().map(|scenario| measured(scenario, server).1).collect::<Vec<_>>().join(" / ")
     };
     let mut cells = vec![ratios(&cached, "tidegate")];
     cells.extend(others.map(|scenario| measured(scenario, "tidegate").1));
-    cells.extend([ratios(&misses, "tidegate"), ratios(&misses, "tidegate, pipelining")]);
+    cells.extend([
+        ratios(&http2, "tidegate"),
+        ratios(&misses, "tidegate"),
+        ratios(&misses, "tidegate, pipelining"),
+    ]);
     let row = format!("| {} |", cells.join(" | "));
-    let behind = [&cached[..], &others, &misses].concat().into_iter().filter_map(|scenario| {
+    let behind = [&cached[..], &others, &http2, &misses].concat().into_iter().filter_map(|scenario| {
         let [own, nginx] = ["tidegate", "nginx"].map(|server| measured(scenario, server).0);
         let is_behind = own.parse::<u64>().unwrap() < nginx.parse::<u64>().unwrap();
         is_behind.then(|| format!("{scenario} ({} to {})", with_commas(&own), with_commas(&nginx)))

@@ -2,7 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::future::{Future, poll_fn};
-use std::io::Write;
+use std::io::{self, Write};
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -10,6 +14,7 @@ use h2::client::{ResponseFuture, SendRequest};
 use h2::{Reason, RecvStream};
 use http::{HeaderMap, Request, Response};
 use tidegate_e2e::{Certificate, Gate, Origin, PATIENCE, Reply, Site, Tidegate, content, eventually};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
@@ -34,9 +39,71 @@ async fn until(condition: impl Fn() -> bool) {
 }
 
 /// A connection over TLS on which HTTP/2 is to be spoken.
-async fn encrypted(socket: TcpStream, certificate: &Certificate) -> TlsStream<TcpStream> {
+async fn encrypted<S: AsyncRead + AsyncWrite + Unpin>(socket: S, certificate: &Certificate) -> TlsStream<S> {
     let connector = TlsConnector::from(Certificate::client_config(&[certificate], b"h2"));
     connector.connect("a.example".try_into().unwrap(), socket).await.unwrap()
+}
+
+/// A socket that counts the records of TLS which it reads.
+struct Counted {
+    socket: TcpStream,
+    records: Arc<AtomicUsize>,
+    /// What has come of a record's header (RFC 8446 §5.1).
+    header: Vec<u8>,
+    /// Bytes of a record that are to come.
+    left: usize,
+}
+
+impl Counted {
+    fn new(socket: TcpStream) -> Self {
+        Self { socket, records: Arc::default(), header: Vec::new(), left: 0 }
+    }
+
+    fn count(&mut self, bytes: &[u8]) {
+        for byte in bytes {
+            if self.left > 0 {
+                self.left -= 1;
+                continue;
+            }
+            self.header.push(*byte);
+            if let [_, _, _, high, low] = self.header[..] {
+                self.left = u16::from_be_bytes([high, low]).into();
+                self.header.clear();
+                self.records.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl AsyncRead for Counted {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let read = Pin::new(&mut self.socket).poll_read(context, buffer);
+        self.count(&buffer.filled()[before..]);
+        read
+    }
+}
+
+impl AsyncWrite for Counted {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.socket).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.socket).poll_shutdown(context)
+    }
 }
 
 /// One connection.
@@ -164,6 +231,35 @@ fn miss_and_hit_and_head_and_many_at_once() {
         }
     });
     assert_eq!(origin.count(), 1);
+}
+
+/// Each frame was a record and a system call of its own.
+#[test]
+fn responses_to_requests_that_come_together_share_records() {
+    const REQUESTS: usize = 50;
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::cacheable(content(1, 300)));
+    let site = site(&certificate, &origin);
+    run(async {
+        let socket = Counted::new(TcpStream::connect(site.address).await.unwrap());
+        let records = Arc::clone(&socket.records);
+        let (requests, connection) =
+            h2::client::handshake(encrypted(socket, &certificate).await).await.unwrap();
+        let mut client = Client { requests, connection: tokio::spawn(connection) };
+        client.get("/a").await;
+        assert!(is_hit(&client.get("/a").await.0));
+        let before = records.load(Ordering::Relaxed);
+        let mut responses = Vec::new();
+        for _ in 0..REQUESTS {
+            responses.push(client.send(get("/a")).await);
+        }
+        for response in responses {
+            assert_eq!(whole(response.await.unwrap()).await.unwrap().1, content(1, 300));
+        }
+        let records = records.load(Ordering::Relaxed) - before;
+        // A head and content for each, 300 bytes and more: two of the largest records would hold them all.
+        assert!((1..REQUESTS / 2).contains(&records), "{records}");
+    });
 }
 
 #[test]
@@ -295,30 +391,36 @@ fn upload_that_is_answered_early_is_over() {
 #[test]
 fn stream_is_reset_when_the_origin_breaks_off() {
     let certificate = Certificate::of(&["a.example"]);
-    let origin = Origin::start(|request| match request.target.as_str() {
-        "/length" => Reply::RawThenClose(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nstart".to_vec()),
-        "/chunks" => Reply::RawThenClose(
-            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nstart\r\n".to_vec(),
-        ),
-        _ => Reply::ok("x"),
+    let gates = [Gate::default(), Gate::default()];
+    let doors = gates.clone();
+    let origin = Origin::start(move |request| {
+        let (start, door): (&[u8], _) = match request.target.as_str() {
+            "/length" => (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nstart", &doors[0]),
+            "/chunks" => (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nstart\r\n", &doors[1]),
+            _ => return Reply::ok("x"),
+        };
+        let door = door.clone();
+        Reply::script(move |stream| {
+            stream.write_all(start)?;
+            door.pass();
+            stream.shutdown(std::net::Shutdown::Both)
+        })
     });
     let site = site(&certificate, &origin);
     run(async {
         let mut client = Client::connect(&site, &certificate).await;
-        for target in ["/length", "/chunks"] {
-            let response = client.send(get(target)).await;
-            match response.await {
-                // Nothing of it had been passed on yet.
-                Ok(response) if response.status() == 502 => {}
-                Ok(response) => {
-                    let error = whole(response).await.expect_err(target);
-                    assert!(error.is_reset(), "{target}: {error}");
-                }
-                Err(error) => assert!(error.is_reset(), "{target}: {error}"),
-            }
+        for (target, gate) in ["/length", "/chunks"].into_iter().zip(&gates) {
+            let response = client.send(get(target)).await.await.unwrap();
+            let (head, mut stream) = response.into_parts();
+            let start = stream.data().await.unwrap().unwrap();
+            assert_eq!((head.status.as_u16(), &start[..]), (200, &b"start"[..]), "{target}");
+            gate.open();
+            let error = stream.data().await.unwrap().expect_err(target);
+            assert_eq!((error.is_reset(), error.reason()), (true, Some(Reason::INTERNAL_ERROR)), "{target}");
         }
         assert_eq!(client.get("/whole").await.1, b"x", "the others go on");
     });
+    assert_eq!(site.tidegate.metric("tidegate_responses_broken_total"), 2.0);
 }
 
 #[test]
@@ -566,7 +668,11 @@ fn what_clients_send_does_not_fill_the_log() {
         sent.extend(b"\0\0\x08\x06\x01\0\0\0\0whatever".repeat(100));
         sent.extend(b"\0\0\x01\x06\0\0\0\0\0w");
         tokio::io::AsyncWriteExt::write_all(&mut tls, &sent).await.unwrap();
-        let _ = tokio::io::AsyncReadExt::read_to_end(&mut tls, &mut Vec::new()).await;
+        let mut answer = Vec::new();
+        let _ = tokio::io::AsyncReadExt::read_to_end(&mut tls, &mut answer).await;
+        // GOAWAY (§6.8): all of it was looked at.
+        let goodbye = b"\0\0\x08\x07\0\0\0\0\0";
+        assert!(answer.windows(goodbye.len()).any(|window| window == goodbye), "{answer:?}");
     });
     assert!(!site.tidegate.output().contains("PING"), "{}", site.tidegate.output());
 }

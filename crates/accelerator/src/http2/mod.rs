@@ -5,27 +5,24 @@
 //! them.
 
 mod heads;
+mod output;
 mod stream;
 
 use std::cell::Cell;
-use std::io;
 use std::net::SocketAddr;
-use std::pin::Pin;
 use std::rc::Rc;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use h2::Reason;
 use h2::server::{Builder, Connection};
 use tidegate_core::hooks::Slow;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::Notify;
-use tokio::task::coop;
 
 use crate::data_core::DataCore;
-use crate::data_core::client::{Client, ClientStream};
+use crate::data_core::client::Client;
 use crate::data_core::clients::Busy;
+use crate::http2::output::{Output, Socket};
 use crate::session::deadlines::Waiting;
 use crate::session::transmit::{RateWatch, unacknowledged};
 
@@ -82,9 +79,7 @@ pub(crate) struct TooSlow;
 /// Serves a connection on which the client chose HTTP/2, until there is nothing more to say on it.
 pub(crate) async fn serve(busy: &Busy) -> Result<(), TooSlow> {
     let Ok(local) = busy.client.local_addr() else { return Ok(()) };
-    let sent = Rc::new(Cell::new(0));
-    let socket =
-        Socket { core: Rc::clone(&busy.core), client: Rc::clone(&busy.client), sent: Rc::clone(&sent) };
+    let output = Output::new(&busy.core, &busy.client);
     let limits = busy.core.with_plan(|plan| plan.limits.head);
     let mut builder = Builder::new();
     builder
@@ -94,6 +89,7 @@ pub(crate) async fn serve(busy: &Busy) -> Result<(), TooSlow> {
         .max_header_list_size(limits.head_bytes)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .max_concurrent_reset_streams(RESET_STREAMS);
+    let socket = Socket(Rc::clone(&output));
     // The deadline of the first request's head is that of the preface too.
     let handshake = tokio::select! {
         // What a deadline ends looks like the client's end, too.
@@ -102,7 +98,7 @@ pub(crate) async fn serve(busy: &Busy) -> Result<(), TooSlow> {
             busy.core.metrics.header_timeouts_total.add(1);
             return Ok(());
         }
-        handshake = builder.handshake::<_, Bytes>(socket) => handshake,
+        handshake = output.sending(builder.handshake::<_, Bytes>(socket)) => handshake,
     };
     let Ok(connection) = handshake else { return Ok(()) };
     let shared = Rc::new(Shared {
@@ -111,14 +107,13 @@ pub(crate) async fn serve(busy: &Busy) -> Result<(), TooSlow> {
         local,
         streams: Streams::default(),
     });
-    run(connection, &shared, &sent).await
+    run(connection, &shared, &output).await
 }
 
-/// `sent` counts the bytes that the socket takes.
 async fn run(
     mut connection: Connection<Socket, Bytes>,
     shared: &Rc<Shared>,
-    sent: &Cell<u64>,
+    output: &Output,
 ) -> Result<(), TooSlow> {
     let Shared { core, client, streams, .. } = &**shared;
     let mut watch = RateWatch::new(core);
@@ -156,13 +151,13 @@ async fn run(
             }
             () = streams.ended.notified() => {}
             () = tokio::time::sleep(Duration::from_millis(LOOK_MS)), if is_taking => {
-                watch.sent = sent.get();
+                watch.sent = output.sent();
                 if !watch.keeps_up(client, LOOK_MS) {
                     core.metrics.slow_readers_total.add(1);
                     streams.is_too_slow.set(true);
                 }
             }
-            accepted = connection.accept() => match accepted {
+            accepted = output.sending(connection.accept()) => match accepted {
                 Some(Ok((request, respond))) => stream::begin(shared, request, respond),
                 Some(Err(error)) => {
                     if error.is_library() && error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
@@ -178,70 +173,8 @@ async fn run(
     connection.abrupt_shutdown(reason);
     // A client that does not listen is not waited for.
     let goodbye = std::future::poll_fn(|context| connection.poll_closed(context));
-    let _ = tokio::time::timeout(GOODBYE, goodbye).await;
+    let _ = tokio::time::timeout(GOODBYE, output.sending(goodbye)).await;
     Ok(())
-}
-
-/// The client's socket, or what TLS makes of it, as the library takes it.
-struct Socket {
-    core: Rc<DataCore>,
-    client: Rc<Client>,
-    /// Bytes that were sent.
-    sent: Rc<Cell<u64>>,
-}
-
-impl Socket {
-    fn stream(&self) -> ClientStream<'_> {
-        ClientStream { client: &self.client, clients: &self.core.clients }
-    }
-
-    fn count(&self, written: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
-        if let Poll::Ready(Ok(length)) = written {
-            self.sent.set(self.sent.get() + length as u64);
-        }
-        written
-    }
-}
-
-impl AsyncRead for Socket {
-    /// A client that never stops sending does not keep the core from others.
-    fn poll_read(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let turn = ready!(coop::poll_proceed(context));
-        Pin::new(&mut self.stream()).poll_read(context, buffer).map(|read| {
-            turn.made_progress();
-            read
-        })
-    }
-}
-
-impl AsyncWrite for Socket {
-    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.count(Pin::new(&mut self.stream()).poll_write(context, bytes))
-    }
-
-    fn poll_write_vectored(
-        self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.count(Pin::new(&mut self.stream()).poll_write_vectored(context, slices))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        true
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream()).poll_flush(context)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream()).poll_shutdown(context)
-    }
 }
 
 #[cfg(test)]
