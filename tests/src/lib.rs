@@ -7,6 +7,7 @@
 
 mod certificate;
 mod client;
+pub mod http2;
 mod message;
 mod origin;
 mod pages;

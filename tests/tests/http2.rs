@@ -1,49 +1,23 @@
 //! HTTP/2 to clients: streams are requests like those of HTTP/1, and what costs the server much is ended.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io::{self, Write};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
 
 use bytes::Bytes;
-use h2::client::{ResponseFuture, SendRequest};
-use h2::{Reason, RecvStream};
+use h2::Reason;
 use http::{HeaderMap, Request, Response};
-use tidegate_e2e::{Certificate, Gate, Origin, PATIENCE, Reply, Site, Tidegate, content, eventually};
+use tidegate_e2e::http2::{Client, WIDE, encrypted, field, get, run, url, whole};
+use tidegate_e2e::{Certificate, Gate, Origin, Reply, Site, Tidegate, content, eventually};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
-use tokio::task::JoinHandle;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
 
 /// Larger than the buffers of both sockets, and of HTTP/2, together.
 const LARGE: usize = 24 << 20;
-/// More than any test sends.
-const WIDE: u32 = 1 << 30;
-
-/// Runs a test's future, for as long as anything may take.
-fn run<F: Future>(test: F) -> F::Output {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(async { tokio::time::timeout(PATIENCE, test).await.expect("the test's end") })
-}
-
-/// Waits, and lets the connections go on meanwhile.
-async fn until(condition: impl Fn() -> bool) {
-    while !condition() {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-/// A connection over TLS on which HTTP/2 is to be spoken.
-async fn encrypted<S: AsyncRead + AsyncWrite + Unpin>(socket: S, certificate: &Certificate) -> TlsStream<S> {
-    let connector = TlsConnector::from(Certificate::client_config(&[certificate], b"h2"));
-    connector.connect("a.example".try_into().unwrap(), socket).await.unwrap()
-}
-
 /// A socket that counts the records of TLS which it reads.
 struct Counted {
     socket: TcpStream,
@@ -104,95 +78,6 @@ impl AsyncWrite for Counted {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.socket).poll_shutdown(context)
     }
-}
-
-/// One connection.
-struct Client {
-    requests: SendRequest<Bytes>,
-    /// Ends with it.
-    connection: JoinHandle<Result<(), h2::Error>>,
-}
-
-impl Client {
-    async fn connect(site: &Site, certificate: &Certificate) -> Self {
-        Self::with_window(site, certificate, WIDE).await
-    }
-
-    /// With streams of which the server may send so much before the client has taken any.
-    async fn with_window(site: &Site, certificate: &Certificate, window_bytes: u32) -> Self {
-        Self::connect_from([127, 0, 0, 1], site, certificate, window_bytes).await
-    }
-
-    async fn connect_from(
-        address: [u8; 4],
-        site: &Site,
-        certificate: &Certificate,
-        window_bytes: u32,
-    ) -> Self {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.bind((address, 0).into()).unwrap();
-        let tls = encrypted(socket.connect(site.address).await.unwrap(), certificate).await;
-        let mut builder = h2::client::Builder::new();
-        builder.initial_window_size(window_bytes).initial_connection_window_size(WIDE);
-        let (requests, connection) = builder.handshake(tls).await.unwrap();
-        Self { requests, connection: tokio::spawn(connection) }
-    }
-
-    /// Sends a request without content.
-    async fn send(&mut self, request: http::request::Builder) -> ResponseFuture {
-        let mut requests = self.requests.clone().ready().await.unwrap();
-        requests.send_request(request.body(()).unwrap(), true).unwrap().0
-    }
-
-    async fn get(&mut self, target: &str) -> (Response<()>, Vec<u8>, Option<HeaderMap>) {
-        let response = self.send(get(target)).await.await.unwrap();
-        whole(response).await.unwrap()
-    }
-
-    /// Sends a request with content; the response may come before all of it is taken.
-    async fn upload(&mut self, target: &str, content: Vec<u8>) -> Result<Response<RecvStream>, h2::Error> {
-        let mut requests = self.requests.clone().ready().await.unwrap();
-        let request = Request::put(url(target)).body(()).unwrap();
-        let (response, mut stream) = requests.send_request(request, false).unwrap();
-        let mut content = Bytes::from(content);
-        while !content.is_empty() {
-            stream.reserve_capacity(content.len());
-            let Some(Ok(room)) = std::future::poll_fn(|context| stream.poll_capacity(context)).await else {
-                break;
-            };
-            let piece = content.split_to(room.min(content.len()));
-            if stream.send_data(piece, content.is_empty()).is_err() {
-                break;
-            }
-        }
-        response.await
-    }
-}
-
-fn url(target: &str) -> String {
-    format!("https://a.example{target}")
-}
-
-fn get(target: &str) -> http::request::Builder {
-    Request::get(url(target))
-}
-
-/// All of a response, with its trailers.
-async fn whole(
-    response: Response<RecvStream>,
-) -> Result<(Response<()>, Vec<u8>, Option<HeaderMap>), h2::Error> {
-    let (head, mut stream) = response.into_parts();
-    let mut body = Vec::new();
-    while let Some(piece) = stream.data().await {
-        let piece = piece?;
-        body.extend_from_slice(&piece);
-        stream.flow_control().release_capacity(piece.len())?;
-    }
-    Ok((Response::from_parts(head, ()), body, stream.trailers().await?))
-}
-
-fn field<T>(response: &Response<T>, name: &str) -> String {
-    response.headers().get(name).map_or(String::new(), |value| value.to_str().unwrap().to_owned())
 }
 
 fn is_hit<T>(response: &Response<T>) -> bool {
@@ -423,125 +308,6 @@ fn stream_is_reset_when_the_origin_breaks_off() {
     assert_eq!(site.tidegate.metric("tidegate_responses_broken_total"), 2.0);
 }
 
-#[test]
-fn client_that_cancels_all_it_asks_for_is_told_to_calm_down() {
-    let certificate = Certificate::of(&["a.example"]);
-    let gate = Gate::default();
-    let door = gate.clone();
-    let origin = Origin::start(move |_| {
-        door.pass();
-        Reply::ok("x")
-    });
-    let site = site(&certificate, &origin);
-    let reason = run(async {
-        let client = Client::connect(&site, &certificate).await;
-        while let Ok(mut requests) = client.requests.clone().ready().await {
-            let Ok((response, mut stream)) = requests.send_request(get("/a").body(()).unwrap(), true) else {
-                break;
-            };
-            stream.send_reset(Reason::CANCEL);
-            drop(response);
-            tokio::task::yield_now().await;
-        }
-        client.connection.await.unwrap().expect_err("it is ended").reason()
-    });
-    gate.open();
-    assert_eq!(reason, Some(Reason::ENHANCE_YOUR_CALM));
-    assert_eq!(site.tidegate.metric("tidegate_http2_floods_total"), 1.0);
-}
-
-/// The upstream works for them all the same.
-#[test]
-fn requests_that_are_given_up_are_logged_and_counted_against_their_client() {
-    let certificate = Certificate::of(&["a.example"]);
-    let gate = Gate::default();
-    let door = gate.clone();
-    let origin = Origin::start(move |request| match request.target.as_str() {
-        "/free" => Reply::ok("x"),
-        _ => {
-            door.pass();
-            Reply::ok("x")
-        }
-    });
-    let tables = "[log]\naccess = \"@DIR@/access.log\"\n[[classifier]]\nname = \"errors\"\nlimit = 10\naction = \"refuse\"\n";
-    let site = Site::start(Tidegate::builder().origin(&origin).tables(tables), &[("a", &certificate)]);
-    let given_up = run(async {
-        // The host's own address is exempt.
-        let mut client = Client::connect_from([127, 0, 9, 9], &site, &certificate, WIDE).await;
-        let mut given_up = 0;
-        while client.get("/free").await.0.status() == 200 {
-            let (asked, mut requests) = (origin.count(), client.requests.clone().ready().await.unwrap());
-            let (response, mut stream) = requests.send_request(get("/slow").body(()).unwrap(), true).unwrap();
-            until(|| origin.count() > asked).await;
-            stream.send_reset(Reason::CANCEL);
-            drop(response);
-            given_up += 1;
-            until(|| site.tidegate.metric("tidegate_clients_gone_total") == f64::from(given_up)).await;
-        }
-        assert_eq!(client.get("/free").await.0.status(), 429);
-        given_up
-    });
-    gate.open();
-    // Each counts as four errors; two windows may share them.
-    assert!((2..=6).contains(&given_up), "{given_up}");
-    eventually("all are logged", || {
-        let text = std::fs::read_to_string(site.tidegate.directory().join("access.log")).unwrap_or_default();
-        (text.matches("\"GET /slow HTTP/2.0\" 499 0 ").count() == given_up as usize).then_some(())
-    });
-}
-
-/// Whoever finds a head to be malformed: HTTP/2's own rules, the parser, or what the target is made of.
-#[test]
-fn requests_that_cannot_be_read_are_logged_and_counted_against_their_client() {
-    let certificate = Certificate::of(&["a.example"]);
-    let origin = Origin::start(|_| Reply::ok("x"));
-    let tables = "[log]\naccess = \"@DIR@/access.log\"\n[[classifier]]\nname = \"errors\"\nlimit = 10\naction = \"refuse\"\n";
-    let site = Site::start(Tidegate::builder().origin(&origin).tables(tables), &[("a", &certificate)]);
-    let wrong = [
-        || get("/a").header("host", "b.example"),
-        || (0..101).fold(get("/a"), |request, number| request.header(format!("x-{number}"), "1")),
-        || get("/%00"),
-    ];
-    let mut refused = 0;
-    for (number, wrong) in wrong.into_iter().enumerate() {
-        refused += run(async {
-            let address = [127, 0, 9, 1 + number as u8];
-            let mut client = Client::connect_from(address, &site, &certificate, WIDE).await;
-            let mut refused = 0;
-            while client.get("/free").await.0.status() == 200 {
-                match client.send(wrong()).await.await {
-                    Ok(response) => assert!([400, 431].contains(&response.status().as_u16()), "{response:?}"),
-                    Err(error) => assert_eq!(error.reason(), Some(Reason::PROTOCOL_ERROR)),
-                }
-                refused += 1;
-            }
-            assert!((10..=22).contains(&refused), "{number}: {refused}");
-            refused
-        });
-    }
-    eventually("all are logged", || {
-        let text = std::fs::read_to_string(site.tidegate.directory().join("access.log")).unwrap_or_default();
-        let of = |status| text.matches(&format!("\"- - HTTP/2.0\" {status} ")).count();
-        (of(400) + of(431) == refused && of(431) > 0).then_some(())
-    });
-}
-
-#[test]
-fn client_that_does_not_take_its_response_is_ended() {
-    let certificate = Certificate::of(&["a.example"]);
-    let origin = Origin::start(|_| Reply::ok(content(1, 1 << 20)));
-    // Ten seconds are let pass in any case.
-    let builder = Tidegate::builder().origin(&origin).limits("response_min_rate = \"1GiB/s\"");
-    let site = Site::start(builder, &[("a", &certificate)]);
-    run(async {
-        let mut client = Client::with_window(&site, &certificate, 100).await;
-        let response = client.send(get("/a")).await.await.unwrap();
-        let _held = response;
-        assert!(client.connection.await.unwrap().is_err());
-    });
-    assert_eq!(site.tidegate.metric("tidegate_slow_readers_total"), 1.0);
-}
-
 /// The time of an idle connection began when the last response was queued, not when the client had it.
 #[test]
 fn response_that_is_read_for_longer_than_idle_connections_are_kept_arrives_whole() {
@@ -588,28 +354,6 @@ fn response_that_is_read_for_longer_than_idle_connections_are_kept_arrives_whole
     });
 }
 
-/// The list was asked about clients of HTTP/1 alone.
-#[test]
-fn listed_client_of_a_trusted_proxy_is_refused() {
-    let certificate = Certificate::of(&["a.example"]);
-    let origin = Origin::start(|_| Reply::ok("x"));
-    let builder = Tidegate::builder().origin(&origin).top("trusted_proxies = [\"127.0.0.1\"]");
-    let site = Site::start(builder, &[("a", &certificate)]);
-    assert!(site.tidegate.command(&["block", "add", "192.0.2.0/24"]).status.success());
-    run(async {
-        let mut client = Client::connect(&site, &certificate).await;
-        // What the list says acts a moment later (a quarter of a second).
-        loop {
-            let listed = client.send(get("/a").header("x-forwarded-for", "192.0.2.1")).await;
-            if listed.await.unwrap().status() == 403 {
-                break;
-            }
-        }
-        let other = client.send(get("/a").header("x-forwarded-for", "198.51.100.1")).await;
-        assert_eq!(other.await.unwrap().status(), 200);
-    });
-}
-
 #[test]
 fn idle_connection_is_told_that_it_ends() {
     let certificate = Certificate::of(&["a.example"]);
@@ -653,28 +397,6 @@ fn drain_lets_streams_end() {
         client.connection.await.unwrap().unwrap();
     });
     assert!(site.tidegate.wait().success());
-}
-
-/// Any client could write what it liked, as often as it liked, into the program's log.
-#[test]
-fn what_clients_send_does_not_fill_the_log() {
-    let certificate = Certificate::of(&["a.example"]);
-    let origin = Origin::start(|_| Reply::ok("x"));
-    let site = site(&certificate, &origin);
-    run(async {
-        let mut tls = encrypted(TcpStream::connect(site.address).await.unwrap(), &certificate).await;
-        let mut sent = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
-        // An answer to a PING that nobody sent (RFC 9113 §6.7), again and again; then frames that end it.
-        sent.extend(b"\0\0\x08\x06\x01\0\0\0\0whatever".repeat(100));
-        sent.extend(b"\0\0\x01\x06\0\0\0\0\0w");
-        tokio::io::AsyncWriteExt::write_all(&mut tls, &sent).await.unwrap();
-        let mut answer = Vec::new();
-        let _ = tokio::io::AsyncReadExt::read_to_end(&mut tls, &mut answer).await;
-        // GOAWAY (§6.8): all of it was looked at.
-        let goodbye = b"\0\0\x08\x07\0\0\0\0\0";
-        assert!(answer.windows(goodbye.len()).any(|window| window == goodbye), "{answer:?}");
-    });
-    assert!(!site.tidegate.output().contains("PING"), "{}", site.tidegate.output());
 }
 
 #[test]

@@ -191,6 +191,8 @@ fn plain_http_on_the_port_of_tls_is_told_so() {
     assert_eq!(client.get("/").status, 400);
     assert!(client.is_closed());
     assert_eq!((site.tidegate.metric("tidegate_tls_handshakes_failed_total"), origin.count()), (1.0, 0));
+    assert_eq!(site.tidegate.metric("tidegate_requests_refused_total"), 1.0);
+    assert_eq!(site.tidegate.metric("tidegate_responses_4xx_total"), 1.0);
 }
 
 #[test]

@@ -162,7 +162,6 @@ impl Defence {
         now_ms: u64,
     ) -> Option<Reply> {
         let (client, decision) = self.decide_on_message(peer, info, head, normalized, now_ms);
-        let later = || Reply { status: 429, fields: b"Retry-After: 10\r\n".to_vec(), ..Reply::default() };
         let refused = || Reply { status: 503, ..Reply::default() };
         match decision.verdict {
             Verdict::Continue => None,
@@ -346,6 +345,11 @@ impl Drop for Held<'_> {
     }
 }
 
+/// What is told to a request that was to be held while as many are as may be.
+pub(crate) fn later() -> Reply {
+    Reply { status: 429, fields: b"Retry-After: 10\r\n".to_vec(), ..Reply::default() }
+}
+
 impl DataCore {
     /// The name of the cookie that is the defence's and not the site's; empty: there is none.
     #[inline]
@@ -389,10 +393,16 @@ impl DataCore {
             of_address + transmit::unacknowledged(client) * LONE / BYTES_LIKE_A_CONNECTION
         };
         if let Some((waiting, most, permits)) = self.pools().crowd() {
-            let slow = |client: &Client| client.is_slow_at_upstream().then(|| weight(client));
-            let surplus = |held: &mut dyn Iterator<Item = u64>| {
-                held.count().saturating_sub(most / SLOW_SHARE).min(waiting.max(most / SLOW_SHARE))
+            let mut stalled = 0;
+            self.clients.for_each(|client| stalled += client.stalled_at_upstream());
+            let slow = |client: &Client| match client.stalled_at_upstream() {
+                0 => None,
+                stalled => Some(weight(client) + stalled as u64 * LONE),
             };
+            let wanted = stalled.saturating_sub(most / SLOW_SHARE).min(waiting.max(most / SLOW_SHARE));
+            // A connection may have several, by its streams.
+            let surplus =
+                |held: &mut dyn Iterator<Item = u64>| (held.count() * wanted).div_ceil(stalled.max(1));
             let shed = self.clients.end_heaviest(surplus, slow);
             self.metrics.connections_shed_total.add(shed as u64);
             // A tunnel takes a connection for as long as its client likes, and costs that nearly nothing.

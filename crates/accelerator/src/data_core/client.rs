@@ -38,6 +38,8 @@ pub(crate) struct Client {
     pub(super) is_busy: Cell<bool>,
     /// Its request is with an upstream, or on its way there.
     pub(crate) has_upstream: Cell<bool>,
+    /// Of its streams, those by which it keeps an upstream waiting.
+    stalled_streams: Cell<u16>,
     /// It is in [`Clients::again`].
     pub(super) is_queued: Cell<bool>,
     /// Of that task.
@@ -84,6 +86,7 @@ impl Client {
             watched: Cell::new(Watched::No),
             is_busy: Cell::new(false),
             has_upstream: Cell::new(false),
+            stalled_streams: Cell::new(0),
             is_queued: Cell::new(false),
             waker: RefCell::new(None),
             pending: RefCell::new(None),
@@ -112,9 +115,21 @@ impl Client {
         self.watched.get() == Watched::Both && self.ready.get() & WRITE == 0
     }
 
-    /// Whether it has a connection to an upstream and keeps that waiting, for its body or by not reading.
-    pub(crate) fn is_slow_at_upstream(&self) -> bool {
-        self.has_upstream.get() && (self.slot.awaits_body() || self.is_stuck())
+    /// How many connections to upstreams it keeps waiting, for a body or by not reading.
+    pub(crate) fn stalled_at_upstream(&self) -> usize {
+        let is_slow = self.has_upstream.get() && (self.slot.awaits_body() || self.is_stuck());
+        usize::from(is_slow) + usize::from(self.stalled_streams.get())
+    }
+
+    /// Whether it keeps an upstream waiting by one of its streams.
+    pub(crate) fn is_stalling(&self) -> bool {
+        self.stalled_streams.get() > 0
+    }
+
+    /// Until the result is dropped, a stream waits for the client while an upstream waits for the stream.
+    pub(crate) fn stalls(&self) -> Stalled<'_> {
+        self.stalled_streams.set(self.stalled_streams.get() + 1);
+        Stalled(self)
     }
 
     /// Whether a task answers this client now.
@@ -333,6 +348,15 @@ impl Client {
             tls.borrow_mut().cut_off();
         }
         let _ = socket2::SockRef::from(&self.socket).set_linger(Some(std::time::Duration::ZERO));
+    }
+}
+
+/// A stream by which a client keeps an upstream waiting.
+pub(crate) struct Stalled<'c>(&'c Client);
+
+impl Drop for Stalled<'_> {
+    fn drop(&mut self) {
+        self.0.stalled_streams.set(self.0.stalled_streams.get() - 1);
     }
 }
 

@@ -57,6 +57,8 @@ use crate::upstream::Pools;
 const READ_BYTES: usize = 64 * 1024;
 /// How often expired deadlines are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
+/// How often what is held looks whether the server is to end.
+const DRAIN_LOOK: Duration = Duration::from_millis(500);
 /// How long the cache counts as without room after a response that found none.
 const LACK_MS: u64 = 10_000;
 
@@ -542,6 +544,13 @@ impl DataCore {
     #[inline]
     pub(crate) fn is_draining(&self) -> bool {
         self.draining.get()
+    }
+
+    /// Ends some time after the server was told to, for what is held meanwhile.
+    pub(crate) async fn drained(&self) {
+        while !self.is_draining() {
+            tokio::time::sleep(DRAIN_LOOK).await;
+        }
     }
 }
 

@@ -227,13 +227,7 @@ impl Service for Site {
     }
 
     fn call(&self, request: Request) -> impl Future<Output = Response> + 'static {
-        let from = From {
-            local: self.local,
-            whose: Whose::Proved,
-            is_encrypted: false,
-            is_http2: false,
-            interim: None,
-        };
+        let from = From { local: self.local, whose: Whose::Proved, is_encrypted: false, interim: None };
         message::answer(Rc::clone(&self.core), from, request)
     }
 }

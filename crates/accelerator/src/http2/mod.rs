@@ -4,8 +4,9 @@
 //! and the answer's head is read again. So there is one way to judge, route, cache and count requests, whatever brought
 //! them.
 
+mod frames;
 mod heads;
-mod output;
+mod line;
 mod stream;
 
 use std::cell::Cell;
@@ -17,12 +18,13 @@ use bytes::Bytes;
 use h2::Reason;
 use h2::server::{Builder, Connection};
 use tidegate_core::hooks::Slow;
+use tidegate_http::Version;
 use tokio::sync::Notify;
 
 use crate::data_core::DataCore;
 use crate::data_core::client::Client;
 use crate::data_core::clients::Busy;
-use crate::http2::output::{Output, Socket};
+use crate::http2::line::{Line, Socket};
 use crate::session::deadlines::Waiting;
 use crate::session::transmit::{RateWatch, unacknowledged};
 
@@ -48,8 +50,8 @@ struct Streams {
     open: Cell<u32>,
     begun: Cell<u64>,
     cancelled: Cell<u64>,
-    /// A client did not take a response.
-    is_too_slow: Cell<bool>,
+    /// Why the connection is to end.
+    end: Cell<Option<End>>,
     ended: Notify,
 }
 
@@ -59,10 +61,29 @@ impl Streams {
         bytes as u64 * u64::from(self.open.get())
     }
 
+    /// The connection is to end.
+    fn end(&self, end: End) {
+        self.end.set(self.end.get().max(Some(end)));
+        self.ended.notify_one();
+    }
+
     /// Whether the client cancels most of what it asks for, so that work is all that it wants.
     fn is_rapid_reset(&self) -> bool {
         self.cancelled.get() > CANCELLED && self.cancelled.get() > self.begun.get() / 2
     }
+}
+
+/// How a connection ends; of two ways, the later in this list.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum End {
+    /// After the streams that are open.
+    LastStreams,
+    /// At once.
+    Closed,
+    /// At once, and the client learns that it did not get all.
+    Reset,
+    /// The same, because it did not take a response.
+    TooSlow,
 }
 
 /// What all streams of a connection know of it.
@@ -73,13 +94,41 @@ struct Shared {
     streams: Streams,
 }
 
-/// A client did not take what was sent to it, which is not worth keeping.
-pub(crate) struct TooSlow;
+impl Shared {
+    /// Counts, logs and charges to the client a request that has no answer, because its stream is ended.
+    fn refused(&self) {
+        let Self { core, client, streams, .. } = self;
+        core.metrics.requests_refused_total.add(1);
+        core.log_unreadable(client.peer(), Version::Http2, 400, Default::default());
+        if !core.answers_malformed(client.place, client.peer()) {
+            core.metrics.requests_policed_total.add(1);
+            streams.end(End::Closed);
+        }
+    }
+
+    /// The connection has ended for what came on it, or is broken.
+    fn broken(&self, error: &h2::Error) -> Result<(), CutOff> {
+        let Self { core, client, streams, .. } = self;
+        tracing::debug!(client = %client.peer(), %error, "HTTP/2 ends");
+        if error.is_io() || error.is_remote() {
+            return Ok(());
+        }
+        if error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
+            core.metrics.http2_floods_total.add(1);
+        }
+        self.refused();
+        // Whoever is kept out is not waited for.
+        if streams.end.get() == Some(End::Closed) { Err(CutOff) } else { Ok(()) }
+    }
+}
+
+/// Nothing more is sent, and nobody waits for the client to take what was.
+pub(crate) struct CutOff;
 
 /// Serves a connection on which the client chose HTTP/2, until there is nothing more to say on it.
-pub(crate) async fn serve(busy: &Busy) -> Result<(), TooSlow> {
+pub(crate) async fn serve(busy: &Busy) -> Result<(), CutOff> {
     let Ok(local) = busy.client.local_addr() else { return Ok(()) };
-    let output = Output::new(&busy.core, &busy.client);
+    let line = Line::new(&busy.core, &busy.client);
     let limits = busy.core.with_plan(|plan| plan.limits.head);
     let mut builder = Builder::new();
     builder
@@ -89,46 +138,57 @@ pub(crate) async fn serve(busy: &Busy) -> Result<(), TooSlow> {
         .max_header_list_size(limits.head_bytes)
         .max_send_buffer_size(SEND_BUFFER_BYTES)
         .max_concurrent_reset_streams(RESET_STREAMS);
-    let socket = Socket(Rc::clone(&output));
-    // The deadline of the first request's head is that of the preface too.
-    let handshake = tokio::select! {
-        // What a deadline ends looks like the client's end, too.
-        biased;
-        () = busy.client.expired() => {
-            busy.core.metrics.header_timeouts_total.add(1);
-            return Ok(());
-        }
-        handshake = output.sending(builder.handshake::<_, Bytes>(socket)) => handshake,
-    };
-    let Ok(connection) = handshake else { return Ok(()) };
     let shared = Rc::new(Shared {
         core: Rc::clone(&busy.core),
         client: Rc::clone(&busy.client),
         local,
         streams: Streams::default(),
     });
-    run(connection, &shared, &output).await
+    let socket = Socket(Rc::clone(&line));
+    // The deadline of the first request's head is that of the preface too.
+    let handshake = tokio::select! {
+        // What a deadline ends looks like the client's end, too.
+        biased;
+        () = busy.client.expired() => {
+            busy.core.metrics.header_timeouts_total.add(1);
+            busy.core.too_slow(busy.client.place, busy.client.peer(), Slow::Head);
+            return Ok(());
+        }
+        handshake = line.sending(builder.handshake::<_, Bytes>(socket)) => handshake,
+    };
+    match handshake {
+        Ok(connection) => run(connection, &shared, &line).await,
+        Err(error) => shared.broken(&error),
+    }
 }
 
 async fn run(
     mut connection: Connection<Socket, Bytes>,
     shared: &Rc<Shared>,
-    output: &Output,
-) -> Result<(), TooSlow> {
+    line: &Line,
+) -> Result<(), CutOff> {
     let Shared { core, client, streams, .. } = &**shared;
     let mut watch = RateWatch::new(core);
     let reason = loop {
-        if streams.is_too_slow.get() {
-            core.too_slow(client.place, client.peer(), Slow::Reading);
-            client.set_zero_linger();
-            return Err(TooSlow);
+        match streams.end.get() {
+            Some(End::TooSlow) => {
+                core.too_slow(client.place, client.peer(), Slow::Reading);
+                client.set_zero_linger();
+                return Err(CutOff);
+            }
+            Some(End::Reset) => {
+                client.set_zero_linger();
+                return Err(CutOff);
+            }
+            Some(End::Closed) => return Err(CutOff),
+            Some(End::LastStreams) => connection.graceful_shutdown(),
+            None if core.is_draining() => connection.graceful_shutdown(),
+            None => {}
         }
-        if streams.is_rapid_reset() {
+        if streams.is_rapid_reset() || line.is_flood() {
             core.metrics.http2_floods_total.add(1);
+            let _ = core.answers_malformed(client.place, client.peer());
             break Reason::ENHANCE_YOUR_CALM;
-        }
-        if core.is_draining() {
-            connection.graceful_shutdown();
         }
         let is_first = streams.begun.get() == 0;
         // A response whose end the client has not taken yet keeps it from being idle.
@@ -143,37 +203,49 @@ async fn run(
         tokio::select! {
             biased;
             () = client.expired() => {
-                match is_first {
-                    true => core.metrics.header_timeouts_total.add(1),
-                    false => core.metrics.idle_timeouts_total.add(1),
+                if client.slot.expired() == Some(Waiting::Nothing) {
+                    // It is ended to make room: what it keeps waiting is what there is too little of.
+                    streams.end(End::TooSlow);
+                    continue;
+                }
+                if is_first {
+                    core.metrics.header_timeouts_total.add(1);
+                    core.too_slow(client.place, client.peer(), Slow::Head);
+                } else {
+                    core.metrics.idle_timeouts_total.add(1);
                 }
                 break Reason::NO_ERROR;
             }
             () = streams.ended.notified() => {}
             () = tokio::time::sleep(Duration::from_millis(LOOK_MS)), if is_taking => {
-                watch.sent = output.sent();
+                watch.sent = line.sent_bytes();
                 if !watch.keeps_up(client, LOOK_MS) {
                     core.metrics.slow_readers_total.add(1);
-                    streams.is_too_slow.set(true);
+                    streams.end(End::TooSlow);
                 }
             }
-            accepted = output.sending(connection.accept()) => match accepted {
-                Some(Ok((request, respond))) => stream::begin(shared, request, respond),
-                Some(Err(error)) => {
-                    if error.is_library() && error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
-                        core.metrics.http2_floods_total.add(1);
-                    }
-                    tracing::debug!(client = %client.peer(), %error, "HTTP/2 ends");
-                    return Ok(());
+            accepted = line.sending(connection.accept()) => match accepted {
+                Some(Ok((request, respond))) => {
+                    line.accepted();
+                    stream::begin(shared, request, respond);
                 }
+                Some(Err(error)) => return shared.broken(&error),
                 None => return Ok(()),
             },
+            refused = line.refused() => for _ in 0..refused {
+                // Streams that come after the end was announced are ignored (RFC 9113 §6.8).
+                if streams.end.get().is_some() || core.is_draining() {
+                    break;
+                }
+                shared.refused();
+            },
+            () = line.flooded() => {}
         }
     };
     connection.abrupt_shutdown(reason);
     // A client that does not listen is not waited for.
     let goodbye = std::future::poll_fn(|context| connection.poll_closed(context));
-    let _ = tokio::time::timeout(GOODBYE, output.sending(goodbye)).await;
+    let _ = tokio::time::timeout(GOODBYE, line.sending(goodbye)).await;
     Ok(())
 }
 

@@ -11,11 +11,11 @@ use h2::{Reason, RecvStream, SendStream};
 use http::{Request, Response, StatusCode, header};
 use tidegate_core::hooks::Slow;
 use tidegate_dhttp::driver::{self, Arrival, Body, BodySender};
-use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Fields, Method, Version};
+use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Fields, Method};
 use tokio::sync::mpsc;
 
-use crate::http2::{Shared, heads};
-use crate::message::{self, From, Whose};
+use crate::http2::{End, Shared, heads};
+use crate::message::{self, Answered, From, Whose};
 use crate::session::allowance::Allowance;
 
 /// Interim responses of a stream that wait to be sent.
@@ -47,6 +47,8 @@ enum Ended {
     Cancelled,
     /// The client took the response too slowly.
     TooSlow,
+    /// The connection ends with it.
+    Connection(End),
     /// There is no more of the response.
     Aborted,
 }
@@ -70,8 +72,9 @@ pub(super) fn begin(shared: &Rc<Shared>, request: Request<RecvStream>, mut respo
             }
             Err(Ended::TooSlow) => {
                 shared.core.metrics.slow_readers_total.add(1);
-                shared.streams.is_too_slow.set(true);
+                shared.streams.end(End::TooSlow);
             }
+            Err(Ended::Connection(end)) => shared.streams.end(end),
             Err(Ended::Aborted) => respond.send_reset(Reason::INTERNAL_ERROR),
         }
     });
@@ -85,10 +88,7 @@ async fn answer(
     let (parts, content) = request.into_parts();
     let has_content = !content.is_end_stream();
     let Ok(head) = heads::write_request(&parts, has_content) else {
-        shared.core.metrics.requests_refused_total.add(1);
-        // Whatever is decided acts on the next request: this one is answered by the end of its stream.
-        let _ = shared.core.answers_malformed(shared.client.place, shared.client.peer());
-        shared.core.log_unreadable(shared.client.peer(), Version::Http2, 400, Default::default());
+        shared.refused();
         // RFC 9113 §8.1.1.
         respond.send_reset(Reason::PROTOCOL_ERROR);
         return Ok(());
@@ -117,13 +117,12 @@ async fn answer(
     let (sender, mut interim) = mpsc::channel(INTERIM_RESPONSES);
     let from = From {
         local: shared.local,
-        whose: Whose::Proved,
+        whose: Whose::Connected(shared.client.place),
         is_encrypted: shared.client.is_encrypted(),
-        is_http2: true,
         interim: Some(sender),
     };
-    let mut answer = pin!(message::answer(Rc::clone(&shared.core), from, request));
-    let response = loop {
+    let mut answer = pin!(message::answer_connected(Rc::clone(&shared.core), from, request));
+    let answered = loop {
         tokio::select! {
             // For what is cancelled by now nothing is begun.
             biased;
@@ -132,13 +131,23 @@ async fn answer(
                 return Err(Ended::Cancelled);
             }
             Some(head) = interim.recv() => send_interim(shared, respond, head.into())?,
-            response = &mut answer => break response,
+            answered = &mut answer => break answered,
         }
     };
     while let Ok(head) = interim.try_recv() {
         send_interim(shared, respond, head.into())?;
     }
-    deliver(shared, respond, response.into_wire(), method).await
+    let Answered { response, holds_upstream, is_last } = answered.map_err(|end| {
+        Ended::Connection(match end {
+            message::End::Close => End::Closed,
+            message::End::Reset => End::Reset,
+        })
+    })?;
+    let delivered = deliver(shared, respond, response.into_wire(), method, holds_upstream).await;
+    if is_last {
+        shared.streams.end(End::LastStreams);
+    }
+    delivered
 }
 
 /// Sends what comes before a response (RFC 9113 §8.1), unless HTTP/2 has no form for it.
@@ -157,12 +166,14 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
     let mut received = 0;
     loop {
         let start_ms = core.clock.elapsed_ms();
+        let stalled = shared.client.stalls();
         let piece = tokio::select! {
             // A client that has its answer owes no more, and is told so by the end of the stream (RFC 9113 §8.1).
             biased;
             () = sender.unwanted() => return,
             piece = within(&allowance, poll_fn(|context| content.poll_data(context))) => piece,
         };
+        drop(stalled);
         allowance.spend(core.clock.elapsed_ms().saturating_sub(start_ms));
         match piece {
             None => {
@@ -208,6 +219,7 @@ async fn deliver(
     respond: &mut SendResponse<Bytes>,
     mut http: Body,
     method: Method,
+    holds_upstream: bool,
 ) -> Result<(), Ended> {
     let Some(Ok(first)) = http.next().await else { return Err(Ended::Aborted) };
     let read = heads::read_response(&first, method).ok_or(Ended::Aborted)?;
@@ -217,7 +229,8 @@ async fn deliver(
         return Ok(());
     }
     let rate_bytes_per_s = shared.core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s);
-    let mut content = Content { shared, stream, allowance: Allowance::new(rate_bytes_per_s) };
+    let allowance = Allowance::new(rate_bytes_per_s);
+    let mut content = Content { shared, stream, allowance, holds_upstream };
     let mut piece = first.slice(read.length..);
     let mut remaining = Remaining::new(read.framing);
     loop {
@@ -303,6 +316,7 @@ struct Content<'s> {
     shared: &'s Shared,
     stream: SendStream<Bytes>,
     allowance: Allowance,
+    holds_upstream: bool,
 }
 
 impl Content<'_> {
@@ -334,6 +348,7 @@ impl Content<'_> {
         while self.stream.capacity() == 0 {
             let start_ms = clock.elapsed_ms();
             let stream = &mut self.stream;
+            let _stalled = self.holds_upstream.then(|| self.shared.client.stalls());
             let room = within(&self.allowance, poll_fn(|context| stream.poll_capacity(context))).await;
             self.allowance.spend(clock.elapsed_ms().saturating_sub(start_ms));
             room.ok_or(Ended::TooSlow)?.ok_or(Ended::Cancelled)??;

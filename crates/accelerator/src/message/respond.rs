@@ -15,6 +15,7 @@ use crate::cache::fill::Streamed;
 use crate::cache::lookup::{self, Hit};
 use crate::data_core::{Bytes, DataCore};
 use crate::message::body::UploadedBody;
+use crate::message::{Answered, End, Refusal};
 use crate::service::answer::Answer;
 use crate::session::respond::{self as heads, ClientFraming, FileForm};
 use crate::static_files::serve::{self, OpenFile};
@@ -59,9 +60,17 @@ impl Exchange {
         }
     }
 
-    /// What a client is told that may not go on.
-    pub(crate) fn refused(&self, head: &RequestHead<'_>, reply: &Reply) -> Response {
+    /// Does to a request that may not go on what was decided.
+    pub(super) fn turn_away(&self, head: &RequestHead<'_>, refusal: Refusal) -> Result<Answered, End> {
         self.core.metrics.requests_policed_total.add(1);
+        match refusal {
+            Refusal::Reply(reply) => Ok(Answered::with(self.refused(head, &reply))),
+            Refusal::End(end) => Err(end),
+        }
+    }
+
+    /// What a client is told that may not go on.
+    fn refused(&self, head: &RequestHead<'_>, reply: &Reply) -> Response {
         let (out, bytes) = heads::reply(&self.core, head, reply, true);
         self.account(reply.status, bytes, "none");
         whole(out)

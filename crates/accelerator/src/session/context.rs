@@ -229,7 +229,7 @@ impl RequestContext {
         let now_ms = core.clock.elapsed_ms();
         let client = defence.client(Some(place), self.peer.ip(), info, now_ms);
         let decision = defence.responded(client, normalized, status, from, now_ms);
-        info.via_proxy || !matches!(decision.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
+        info.via_proxy || !decision.ends_connection()
     }
 }
 

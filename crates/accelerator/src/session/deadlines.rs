@@ -132,7 +132,8 @@ impl Clients {
     ) -> usize {
         let mut waiting = Vec::new();
         self.for_each(|client| {
-            let waits = client.slot.waiting.get() != Waiting::Nothing || client.is_stuck();
+            let waits =
+                client.slot.waiting.get() != Waiting::Nothing || client.is_stuck() || client.is_stalling();
             if waits
                 && client.slot.expired().is_none()
                 && let Some(weight) = weight(client)

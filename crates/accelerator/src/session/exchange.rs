@@ -31,8 +31,6 @@ use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.
 const TUNNEL_BYTES: usize = 16 * 1024;
-/// How often a held connection looks whether the server is to end.
-const DRAIN_LOOK: std::time::Duration = std::time::Duration::from_millis(500);
 
 /// What has been sent of a response, for the log if it ends early.
 struct Progress {
@@ -229,15 +227,10 @@ impl Connection<'_> {
 
     /// Holds the connection without an answer, until its client gives up or the server is to end.
     async fn tarpit(self, held: Held<'_>) {
-        let drained = async {
-            while !self.core.is_draining() {
-                tokio::time::sleep(DRAIN_LOOK).await;
-            }
-        };
         tokio::select! {
             () = held.wait() => {}
             () = self.client.failed() => {}
-            () = drained => {}
+            () = self.core.drained() => {}
         }
     }
 

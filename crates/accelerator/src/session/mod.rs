@@ -270,11 +270,7 @@ impl Connection<'_> {
                     self.core.too_slow(self.client.place, self.client.peer(), Slow::Head);
                 }
             }
-            HandshakeError::NotTls => {
-                let mut out = Vec::with_capacity(256);
-                respond::write_error(400, &self.core.clock.date(), false, &mut out);
-                let _ = self.client.try_write_in_clear(&out);
-            }
+            HandshakeError::NotTls => self.refuse_in_clear(),
         }
         self.core.metrics.tls_handshakes_failed_total.add(1);
         Step::finish()

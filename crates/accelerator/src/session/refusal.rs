@@ -1,5 +1,7 @@
 //! How requests are refused, and connections with them.
 
+use std::io;
+
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply};
 use tidegate_http::{BodyFraming, HeadError, RequestHead, Version};
@@ -65,24 +67,41 @@ impl Connection<'_> {
 
     /// Answers a head that is malformed or ambiguous, and ends the connection: what follows cannot be trusted.
     pub(super) fn refuse(self, error: HeadError) -> Step {
-        self.core.metrics.requests_refused_total.add(1);
         tracing::debug!(client = %self.client.peer(), reason = error.name(), "request refused");
-        if !self.core.answers_malformed(self.client.place, self.client.peer()) {
-            self.core.metrics.requests_policed_total.add(1);
-            return Step::Close;
+        match self.refuse_unreadable(error.status(), |out| self.client.try_write(out)) {
+            true => Step::finish(),
+            false => Step::Close,
         }
-        let sent = self.last_words(error.status());
-        self.core.log_unreadable(self.client.peer(), Version::Http11, error.status(), sent);
-        Step::finish()
     }
 
-    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it. Returns what it
-    /// has taken.
-    pub(super) fn last_words(self, status: u16) -> Bytes {
+    /// Answers a client that does not speak TLS where it has to.
+    pub(super) fn refuse_in_clear(self) {
+        self.refuse_unreadable(400, |out| self.client.try_write_in_clear(out));
+    }
+
+    /// Counts and logs a request that cannot be read; whether its client was answered.
+    fn refuse_unreadable(self, status: u16, write: impl FnOnce(&[u8]) -> io::Result<usize>) -> bool {
+        self.core.metrics.requests_refused_total.add(1);
+        if !self.core.answers_malformed(self.client.place, self.client.peer()) {
+            self.core.metrics.requests_policed_total.add(1);
+            return false;
+        }
+        let sent = self.short_error(status, write);
+        self.core.log_unreadable(self.client.peer(), Version::Http11, status, sent);
+        true
+    }
+
+    /// Sends a short error without waiting: the connection ends and its socket buffer has room for it.
+    pub(super) fn last_words(self, status: u16) {
+        self.short_error(status, |out| self.client.try_write(out));
+    }
+
+    /// Returns what was sent of it.
+    fn short_error(self, status: u16, write: impl FnOnce(&[u8]) -> io::Result<usize>) -> Bytes {
         let mut out = Vec::with_capacity(256);
         let body = respond::write_error(status, &self.core.clock.date(), false, &mut out);
         self.core.metrics.count_response(status, out.len() as u64);
-        let sent = self.client.try_write(&out).unwrap_or(0) as u64;
+        let sent = write(&out).unwrap_or(0) as u64;
         let head = out.len() as u64 - body;
         Bytes { head: sent.min(head), body: sent.saturating_sub(head) }
     }

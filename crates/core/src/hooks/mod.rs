@@ -38,6 +38,12 @@ impl Decision {
         self.verdict == Verdict::Continue
     }
 
+    /// Whether the client's connection ends after the response that this was decided on.
+    #[inline]
+    pub fn ends_connection(&self) -> bool {
+        matches!(self.verdict, Verdict::Block(_) | Verdict::Reset | Verdict::Drop)
+    }
+
     /// This decision, or where there is no objection, the other.
     #[inline]
     #[must_use]

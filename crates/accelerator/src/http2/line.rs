@@ -15,32 +15,84 @@ use tokio::task::coop;
 
 use crate::data_core::DataCore;
 use crate::data_core::client::{Client, ClientStream};
+use crate::http2::frames::{Received, Sent};
 
 /// Bytes that are sent at once: those of the largest record of TLS (RFC 8446 §5.1).
 const GATHERED_BYTES: usize = 16 * 1024;
+/// Frames that ask for nothing which a connection may bring: so many in any case, and more for each stream and for each
+/// KiB that is sent to it. Those of browsers are a few for each stream, and one for some KiB.
+const IDLE_FRAMES: u64 = 1000;
+const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
 
-/// What is sent on a connection.
-pub(super) struct Output {
+/// A connection below the library.
+pub(super) struct Line {
     core: Rc<DataCore>,
     client: Rc<Client>,
     /// What waits to be sent. It takes no memory while it is empty.
     gathered: RefCell<Vec<u8>>,
-    sent: Cell<u64>,
+    /// The library waits for room, and has perhaps not looked at all that has come.
+    is_blocked: Cell<bool>,
+    sent_bytes: Cell<u64>,
+    sent: RefCell<Sent>,
+    received: RefCell<Received>,
+    /// Streams that the library has handed on, and those of which it was told that it had refused them.
+    accepted: Cell<u64>,
+    refused: Cell<u64>,
 }
 
-impl Output {
+impl Line {
     pub(super) fn new(core: &Rc<DataCore>, client: &Rc<Client>) -> Rc<Self> {
         Rc::new(Self {
             core: Rc::clone(core),
             client: Rc::clone(client),
             gathered: RefCell::default(),
-            sent: Cell::new(0),
+            is_blocked: Cell::new(false),
+            sent_bytes: Cell::new(0),
+            sent: RefCell::new(Sent::new()),
+            received: RefCell::new(Received::new()),
+            accepted: Cell::new(0),
+            refused: Cell::new(0),
         })
     }
 
     /// Bytes that the socket has taken.
-    pub(super) fn sent(&self) -> u64 {
-        self.sent.get()
+    pub(super) fn sent_bytes(&self) -> u64 {
+        self.sent_bytes.get()
+    }
+
+    /// The library has handed on a stream.
+    pub(super) fn accepted(&self) {
+        self.accepted.set(self.accepted.get() + 1);
+    }
+
+    /// Ends when the library has refused streams by itself: their heads are malformed or too large. It does not say so, but
+    /// those that have come and were not handed on are these. To be asked when nothing is there to be accepted.
+    pub(super) async fn refused(&self) -> u64 {
+        poll_fn(|_| {
+            let gone = self.accepted.get() + self.refused.get() + self.sent.borrow().turned_away;
+            match self.received.borrow().opened.saturating_sub(gone) {
+                0 => Poll::Pending,
+                _ if self.is_blocked.get() => Poll::Pending,
+                more => {
+                    self.refused.set(self.refused.get() + more);
+                    Poll::Ready(more)
+                }
+            }
+        })
+        .await
+    }
+
+    /// Ends when [`Self::is_flood`] is true.
+    pub(super) async fn flooded(&self) {
+        poll_fn(|_| if self.is_flood() { Poll::Ready(()) } else { Poll::Pending }).await;
+    }
+
+    /// Whether the client sends little but frames that ask for nothing, each of which is work (RFC 9113 §10.5).
+    pub(super) fn is_flood(&self) -> bool {
+        let idle = self.received.borrow().idle;
+        let borne =
+            IDLE_FRAMES + self.accepted.get() * IDLE_FRAMES_OF_A_STREAM + self.sent_bytes.get() / 1024;
+        idle > borne
     }
 
     /// What `future` comes to, which works on the connection. Whenever it waits, what is gathered is sent: without this
@@ -71,7 +123,7 @@ impl Output {
                 Poll::Pending => break Poll::Pending,
             }
         };
-        self.sent.set(self.sent.get() + at as u64);
+        self.sent_bytes.set(self.sent_bytes.get() + at as u64);
         if at == gathered.len() {
             *gathered = Vec::new();
         } else {
@@ -83,8 +135,10 @@ impl Output {
     /// Takes as many of these bytes as there is room for, which is made when there is none.
     fn poll_gather(&self, context: &mut Context<'_>, slices: &[io::IoSlice<'_>]) -> Poll<io::Result<usize>> {
         if self.gathered.borrow().len() >= GATHERED_BYTES {
+            self.is_blocked.set(true);
             ready!(self.poll_send(context))?;
         }
+        self.is_blocked.set(false);
         let mut gathered = self.gathered.borrow_mut();
         if gathered.capacity() == 0 {
             gathered.reserve_exact(GATHERED_BYTES);
@@ -94,6 +148,7 @@ impl Output {
             let room = GATHERED_BYTES - gathered.len();
             gathered.extend_from_slice(&slice[..slice.len().min(room)]);
         }
+        self.sent.borrow_mut().follow(&gathered[before..]);
         Poll::Ready(Ok(gathered.len() - before))
     }
 
@@ -103,7 +158,7 @@ impl Output {
 }
 
 /// Both directions of a connection.
-pub(super) struct Socket(pub Rc<Output>);
+pub(super) struct Socket(pub Rc<Line>);
 
 impl AsyncRead for Socket {
     /// A client that never stops sending does not keep the core from others.
@@ -113,10 +168,11 @@ impl AsyncRead for Socket {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let turn = ready!(coop::poll_proceed(context));
-        Pin::new(&mut self.0.stream()).poll_read(context, buffer).map(|read| {
-            turn.made_progress();
-            read
-        })
+        let before = buffer.filled().len();
+        let read = ready!(Pin::new(&mut self.0.stream()).poll_read(context, buffer));
+        turn.made_progress();
+        self.0.received.borrow_mut().follow(&buffer.filled()[before..]);
+        Poll::Ready(read)
     }
 }
 
@@ -137,7 +193,7 @@ impl AsyncWrite for Socket {
         true
     }
 
-    /// More may follow at once: [`Output::sending`] knows when it does not.
+    /// More may follow at once: [`Line::sending`] knows when it does not.
     fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
         Poll::Ready(Ok(()))
     }
