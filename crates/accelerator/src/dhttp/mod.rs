@@ -227,7 +227,7 @@ impl Service for Site {
     }
 
     fn call(&self, request: Request) -> impl Future<Output = Response> + 'static {
-        let from = From { local: self.local, whose: Whose::Proved, is_encrypted: false, interim: None };
+        let from = From { local: self.local, whose: Whose::Proved, is_encrypted: false };
         message::answer(Rc::clone(&self.core), from, request)
     }
 }

@@ -3,6 +3,7 @@
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::rc::Rc;
+use std::task::{Context, Waker};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -15,7 +16,7 @@ use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Fields, Method};
 use tokio::sync::mpsc;
 
 use crate::http2::{End, Shared, heads};
-use crate::message::{self, Answered, From, Whose};
+use crate::message::{self, Answered, AtOnce, From, Waiting, Whose};
 use crate::session::allowance::Allowance;
 
 /// Interim responses of a stream that wait to be sent.
@@ -59,10 +60,10 @@ impl std::convert::From<h2::Error> for Ended {
     }
 }
 
-/// Answers a request in a task of its own.
+/// Answers a request: at once, or in a task of its own if that takes waiting.
 pub(super) fn begin(shared: &Rc<Shared>, request: Request<RecvStream>, mut respond: SendResponse<Bytes>) {
     let open = Open::new(shared);
-    tokio::task::spawn_local(async move {
+    let mut task = Box::pin(async move {
         let shared = &open.0;
         match answer(shared, request, &mut respond).await {
             Ok(()) => {}
@@ -78,6 +79,10 @@ pub(super) fn begin(shared: &Rc<Shared>, request: Request<RecvStream>, mut respo
             Err(Ended::Aborted) => respond.send_reset(Reason::INTERNAL_ERROR),
         }
     });
+    // Whoever waits afterwards leaves a waker of its own.
+    if task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+        tokio::task::spawn_local(task);
+    }
 }
 
 async fn answer(
@@ -114,29 +119,20 @@ async fn answer(
     };
     let arrival = Arrival { client: shared.client.peer(), local: None, server: None };
     let request = driver::Request { arrival, head: head.into(), body };
-    let (sender, mut interim) = mpsc::channel(INTERIM_RESPONSES);
     let from = From {
         local: shared.local,
         whose: Whose::Connected(shared.client.place),
         is_encrypted: shared.client.is_encrypted(),
-        interim: Some(sender),
     };
-    let mut answer = pin!(message::answer_connected(Rc::clone(&shared.core), from, request));
-    let answered = loop {
-        tokio::select! {
-            // For what is cancelled by now nothing is begun.
-            biased;
-            _ = poll_fn(|context| respond.poll_reset(context)) => {
-                shared.core.metrics.clients_gone_total.add(1);
-                return Err(Ended::Cancelled);
-            }
-            Some(head) = interim.recv() => send_interim(shared, respond, head.into())?,
-            answered = &mut answer => break answered,
-        }
-    };
-    while let Ok(head) = interim.try_recv() {
-        send_interim(shared, respond, head.into())?;
+    // For what is cancelled by now nothing is begun.
+    if respond.poll_reset(&mut Context::from_waker(Waker::noop())).is_ready() {
+        return Err(cancelled(shared));
     }
+    let answered = match message::answer_at_once(&shared.core, from, &request) {
+        AtOnce::Answered(answered) => answered,
+        // Boxed: what is answered at once is not moved about with the room that this takes.
+        AtOnce::Waits(waiting) => Box::pin(wait(shared, respond, waiting, from, request)).await?,
+    };
     let Answered { response, holds_upstream, is_last } = answered.map_err(|end| {
         Ended::Connection(match end {
             message::End::Close => End::Closed,
@@ -148,6 +144,35 @@ async fn answer(
         shared.streams.end(End::LastStreams);
     }
     delivered
+}
+
+fn cancelled(shared: &Shared) -> Ended {
+    shared.core.metrics.clients_gone_total.add(1);
+    Ended::Cancelled
+}
+
+/// Waits for a response, and sends those that come before it.
+async fn wait(
+    shared: &Shared,
+    respond: &mut SendResponse<Bytes>,
+    waiting: Box<Waiting>,
+    from: From,
+    request: driver::Request,
+) -> Result<Result<Answered, message::End>, Ended> {
+    let (sender, mut interim) = mpsc::channel(INTERIM_RESPONSES);
+    let mut answer = pin!(waiting.answer(&shared.core, from, request, Some(sender)));
+    let answered = loop {
+        tokio::select! {
+            biased;
+            _ = poll_fn(|context| respond.poll_reset(context)) => return Err(cancelled(shared)),
+            Some(head) = interim.recv() => send_interim(shared, respond, head.into())?,
+            answered = &mut answer => break answered,
+        }
+    };
+    while let Ok(head) = interim.try_recv() {
+        send_interim(shared, respond, head.into())?;
+    }
+    Ok(answered)
 }
 
 /// Sends what comes before a response (RFC 9113 §8.1), unless HTTP/2 has no form for it.

@@ -24,6 +24,11 @@ pub(crate) struct UploadedBody {
 }
 
 impl UploadedBody {
+    /// One without content.
+    pub(crate) fn none() -> Self {
+        Self::new(Body::full(Bytes::new()), 0, None)
+    }
+
     /// Of at most `limit` bytes. Interim responses that come meanwhile are put into `interim`.
     pub(crate) fn new(body: Body, limit: u64, interim: Option<mpsc::Sender<Vec<u8>>>) -> Self {
         let (piece, ahead, trailers) = (Bytes::new(), None, None);

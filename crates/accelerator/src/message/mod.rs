@@ -7,6 +7,7 @@ mod body;
 mod respond;
 
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,14 +15,14 @@ use std::time::Instant;
 use tidegate_core::hooks::{Reply, ResponseView, Via};
 use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_dhttp::driver::{Request, Response};
-use tidegate_http::normalize::normalize;
-use tidegate_http::{BodyFraming, Method, Progress, RequestHead, RequestParser, Version};
+use tidegate_http::normalize::{Kept, normalize};
+use tidegate_http::{BodyFraming, Method, ParsedRequest, Progress, RequestHead, RequestParser, Version};
 use tokio::sync::mpsc;
 
 use crate::cache::lookup::{self, Lookup};
 use crate::data_core::inside::{Inner, InnerRequest, Refused, Told};
-use crate::data_core::{Bytes, DataCore};
-use crate::defence::{self, CameFrom, Defence, Hold};
+use crate::data_core::{Bytes, DataCore, Scratch};
+use crate::defence::{self, CameFrom, Hold};
 use crate::service::answer::{self, Answer, Incoming};
 use crate::service::client_info::ClientInfo;
 use crate::service::plan::Plan;
@@ -62,18 +63,21 @@ impl Whose {
     fn version(self, written: Version) -> Version {
         if self.is_connected() { Version::Http2 } else { written }
     }
+
+    /// A message's head as its client has sent it. There is no connection that could change its protocol.
+    fn head(self, written: RequestHead<'_>) -> RequestHead<'_> {
+        RequestHead { upgrade: false, version: self.version(written.version), ..written }
+    }
 }
 
 /// Where a request comes from.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct From {
     /// This end.
     pub local: SocketAddr,
     pub whose: Whose,
     /// Whether it came encrypted.
     pub is_encrypted: bool,
-    /// Where interim responses go, each as a head of HTTP/1.1, if the transport has a form for them.
-    pub interim: Option<mpsc::Sender<Vec<u8>>>,
 }
 
 /// What a request by a connection is answered.
@@ -122,7 +126,7 @@ pub(crate) async fn answer_inside(
                 let InnerRequest { request, local, proved, answer: answered } = *inner;
                 let core = Rc::clone(&core);
                 let whose = if proved { Whose::Told } else { Whose::Unproved };
-                let from = From { local, whose, is_encrypted: false, interim: None };
+                let from = From { local, whose, is_encrypted: false };
                 tokio::task::spawn_local(async move {
                     // Who asked may have gone.
                     let _ = answered.send(answer(core, from, request).await.into_wire());
@@ -157,119 +161,169 @@ fn judge_told(core: &DataCore, Told { head: bytes, client }: &Told, refused: &Re
     }
 }
 
-/// Answers a request that the cache alone could not, or whose answer is long.
+/// What becomes of a request without waiting.
+pub(crate) enum AtOnce {
+    Answered(Result<Answered, End>),
+    /// It is held, or asked for elsewhere.
+    Waits(Box<Waiting>),
+}
+
+/// A request that may go on, once it has waited.
+pub(crate) struct Waiting {
+    parsed: ParsedRequest,
+    normalized: Kept,
+    held: Option<Hold>,
+    /// The cache has been looked into, and has nothing.
+    is_absent: bool,
+    began: Instant,
+}
+
+/// Answers a request that came on no connection of its own.
 pub(crate) async fn answer(core: Rc<DataCore>, from: From, request: Request) -> Response {
-    match answer_connected(Rc::clone(&core), from, request).await {
+    let answered = match answer_at_once(&core, from, &request) {
+        AtOnce::Answered(answered) => answered,
+        AtOnce::Waits(waiting) => Box::pin(waiting.answer(&core, from, request, None)).await,
+    };
+    match answered {
         Ok(answered) => answered.response,
         // There is no connection that could be ended.
         Err(_) => error_response(&core, 503).0,
     }
 }
 
-/// Answers a request that came on a connection of its client's, unless that ends.
-pub(crate) async fn answer_connected(
-    core: Rc<DataCore>,
-    from: From,
-    request: Request,
-) -> Result<Answered, End> {
-    let From { local, whose, is_encrypted, interim } = from;
-    let began = Instant::now();
-    let plan = core.plan();
-    let mut parser = RequestParser::new(plan.limits.head);
-    let mut scratch = Vec::new();
+/// Answers a request from the cache, or by what takes no other.
+pub(crate) fn answer_at_once(core: &Rc<DataCore>, from: From, request: &Request) -> AtOnce {
+    let whose = from.whose;
     let client = request.arrival.client;
+    let refused = |status| AtOnce::Answered(refuse(core, client, whose, status));
+    let began = core.clock.next_began();
+    let plan = core.plan_ref();
+    let mut parser = core.parser.borrow_mut();
+    let mut scratch = core.scratch.borrow_mut();
+    let Scratch { target, key, .. } = &mut *scratch;
+    parser.reset();
     match parser.parse(&request.head) {
         Ok(Progress::Complete { .. }) => {}
-        Ok(Progress::Incomplete) => return refuse(&core, client, whose, 400),
-        Err(error) => return refuse(&core, client, whose, error.status()),
+        Ok(Progress::Incomplete) => return refused(400),
+        Err(error) => return refused(error.status()),
     }
-    // There is no connection that could change its protocol.
-    let parsed = parser.head(&request.head);
-    let version = whose.version(parsed.version);
-    let head = RequestHead { upgrade: false, version, ..parsed };
-    let normalized = match normalize(&head, plan.personality, &mut scratch) {
+    let head = whose.head(parser.head(&request.head));
+    let normalized = match normalize(&head, plan.personality, target) {
         Ok(normalized) => normalized,
-        Err(error) => return refuse(&core, client, whose, error.status()),
+        Err(error) => return refused(error.status()),
     };
     core.metrics.requests_total.add(1);
-    let peer = client.ip().to_canonical();
-    let mut body = UploadedBody::new(request.body, plan.limits.body_bytes, interim);
-    let asked = request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
-    let info = ClientInfo::of(&plan, &head, peer, is_encrypted);
-    let exchange = Exchange { core: Rc::clone(&core), peer, head: request.head.clone(), version, began };
-    let buffer = &request.head;
-    let incoming = Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent: false };
-    let refusal = match judge(&core, &plan, whose, incoming).await {
-        None => police(&plan, whose, incoming, client, asked),
-        refusal => refusal,
+    let exchange = Exchange::new(core, whose, request, began);
+    let incoming = exchange.incoming(&plan, &head, &normalized, &request.head, from.is_encrypted);
+    let held = match judge(core, &plan, whose, incoming) {
+        ControlFlow::Continue(Some(Hold::Tarpit)) => Some(Hold::Tarpit),
+        ControlFlow::Continue(held) => match police(&plan, from, incoming, request) {
+            Some(refusal) => return AtOnce::Answered(exchange.turn_away(&head, refusal)),
+            None => held,
+        },
+        ControlFlow::Break(refusal) => return AtOnce::Answered(exchange.turn_away(&head, refusal)),
     };
-    if let Some(refusal) = refusal {
-        return exchange.turn_away(&head, refusal);
-    }
-    let asked_ms = core.clock.elapsed_ms();
-    let defence = core.defence.as_ref().filter(|_| whose != Whose::Unproved);
-    let answer = if let Some((status, fields)) = answer::refusal(&head, plan.limits.body_bytes) {
-        Answer::Local { status, fields: fields.to_vec() }
-    } else if whose.is_connected() && plan.is_in_clear(&info, &normalized) {
-        answer::redirect(head.method, plan.secure_url(&info, &normalized))
-    } else {
-        let awaited = Awaited { exchange: &exchange, defence, incoming, whose, asked_ms };
-        let answer = found_or_asked(&core, &plan, incoming, &mut body).await;
-        awaited.answered();
-        answer
+    let found = match held {
+        Some(_) => Found::Nothing { is_absent: false },
+        None => find(core, &plan, whose, &incoming, key),
     };
-    let now_ms = core.clock.elapsed_ms();
-    let from = CameFrom::of(&head, &answer, now_ms.saturating_sub(asked_ms));
-    let judge = |defence| judge_answer(defence, whose, &incoming, answer.code(), from, now_ms);
-    match defence.map_or(Ok(false), judge) {
-        Err(refusal) => exchange.turn_away(&head, refusal),
-        Ok(is_last) => {
-            let holds_upstream = matches!(answer, Answer::Streamed(_));
-            let response = exchange.respond(&head, answer, body);
-            Ok(Answered { response, holds_upstream, is_last })
+    match found {
+        Found::Nothing { is_absent } => AtOnce::Waits(Box::new(Waiting {
+            parsed: parser.parsed(),
+            normalized: normalized.keep(),
+            held,
+            is_absent,
+            began,
+        })),
+        Found::Answer(answer) => {
+            let judged = judge_answer(core, whose, &incoming, &answer, 0);
+            AtOnce::Answered(match judged {
+                Ok(is_last) => {
+                    let response = exchange.respond(&head, answer, UploadedBody::none());
+                    Ok(Answered { is_last, ..Answered::with(response) })
+                }
+                Err(refusal) => exchange.turn_away(&head, refusal),
+            })
         }
     }
 }
 
-/// What the block list and the defence say of a request. One that is to be held waits here.
-async fn judge(core: &DataCore, plan: &Plan, whose: Whose, incoming: Incoming<'_>) -> Option<Refusal> {
-    let Incoming { head, normalized, peer, info, .. } = incoming;
-    let now_ms = core.clock.elapsed_ms();
-    if plan.keeps_out(&info, &core.block_list, || now_ms) {
-        core.note_refused(peer, &info, Reason::Listed);
-        return Some(Refusal::Reply(Reply { status: 403, ..Reply::default() }));
+/// What there is for a request without waiting.
+enum Found {
+    Answer(Answer),
+    Nothing { is_absent: bool },
+}
+
+fn find(core: &DataCore, plan: &Plan, whose: Whose, incoming: &Incoming<'_>, key: &mut Vec<u8>) -> Found {
+    let Incoming { head, normalized, info, .. } = *incoming;
+    if let Some((status, fields)) = answer::refusal(head, plan.limits.body_bytes) {
+        return Found::Answer(Answer::Local { status, fields: fields.to_vec() });
     }
-    let defence = core.defence.as_ref()?;
-    match whose {
-        Whose::Unproved | Whose::Told => None,
-        Whose::Proved => defence.judge_message(peer, &info, head, normalized, now_ms).map(Refusal::Reply),
-        Whose::Connected(place) => judge_connected(core, defence, place, incoming, now_ms).await,
+    if whose.is_connected() && plan.is_in_clear(&info, normalized) {
+        return Found::Answer(answer::redirect(head.method, plan.secure_url(&info, normalized)));
+    }
+    let may_be_stored = head.framing == BodyFraming::None
+        && matches!(head.method, Method::Get | Method::Head)
+        && !plan.reviews_request(head.method_bytes, normalized);
+    match may_be_stored.then(|| lookup::lookup(core, plan, head, normalized, &info, key)) {
+        Some(Lookup::Hit(hit)) => {
+            lookup::count_hit(core, &hit);
+            Found::Answer(Answer::Stored(hit))
+        }
+        Some(Lookup::Absent) => Found::Nothing { is_absent: true },
+        Some(Lookup::Miss) | None => Found::Nothing { is_absent: false },
     }
 }
 
-/// The same of a request whose connection can be held and ended, as with HTTP/1.
-async fn judge_connected(
-    core: &DataCore,
-    defence: &Defence,
-    place: Option<NodeId>,
-    incoming: Incoming<'_>,
-    now_ms: u64,
-) -> Option<Refusal> {
-    let Incoming { head, normalized, peer, info, .. } = incoming;
-    let client = defence.client(place, peer, &info, now_ms);
-    let decision = defence.judge(client, head, normalized, false, now_ms);
-    match decision.verdict {
-        Verdict::Continue => None,
-        Verdict::Delay => match defence.hold(Hold::Delay) {
-            Some(held) => {
-                held.wait().await;
-                None
+impl Waiting {
+    /// Waits for what the request has to wait for. Interim responses go into `interim`, each as a head of HTTP/1.1.
+    pub(crate) async fn answer(
+        self: Box<Self>,
+        core: &Rc<DataCore>,
+        from: From,
+        request: Request,
+        interim: Option<mpsc::Sender<Vec<u8>>>,
+    ) -> Result<Answered, End> {
+        let Self { parsed, normalized, held, is_absent, began } = *self;
+        let From { whose, is_encrypted, .. } = from;
+        let head = whose.head(parsed.head(&request.head));
+        let normalized = normalized.get();
+        let exchange = Exchange::new(core, whose, &request, began);
+        if let Some(hold) = held
+            && let Some(refusal) = hold_back(core, hold).await
+        {
+            return exchange.turn_away(&head, refusal);
+        }
+        let plan = core.plan();
+        let incoming = exchange.incoming(&plan, &head, &normalized, &request.head, is_encrypted);
+        let mut body = UploadedBody::new(request.body, plan.limits.body_bytes, interim);
+        let asked_ms = core.clock.elapsed_ms();
+        let awaited = Awaited { exchange: &exchange, incoming, whose, asked_ms };
+        let answer = answer::answer(core, Incoming { is_absent, ..incoming }, &mut body).await;
+        awaited.answered();
+        let upstream_ms = core.clock.elapsed_ms().saturating_sub(asked_ms);
+        match judge_answer(core, whose, &incoming, &answer, upstream_ms) {
+            Ok(is_last) => {
+                let holds_upstream = matches!(answer, Answer::Streamed(_));
+                let response = exchange.respond(&head, answer, body);
+                Ok(Answered { response, holds_upstream, is_last })
             }
-            None => Some(Refusal::Reply(defence::later())),
-        },
-        // A trusted proxy's connection has other clients' requests on it.
-        Verdict::Tarpit if !info.via_proxy => {
-            if let Some(held) = defence.hold(Hold::Tarpit) {
+            Err(refusal) => exchange.turn_away(&head, refusal),
+        }
+    }
+}
+
+/// Does to a request what the defence says before it is looked at; what is done to it if it may not go on then.
+async fn hold_back(core: &DataCore, hold: Hold) -> Option<Refusal> {
+    let defence = core.defence.as_ref()?;
+    match (hold, defence.hold(hold)) {
+        (Hold::Delay, Some(held)) => {
+            held.wait().await;
+            None
+        }
+        (Hold::Delay, None) => Some(Refusal::Reply(defence::later())),
+        (Hold::Tarpit, held) => {
+            if let Some(held) = held {
                 tokio::select! {
                     () = held.wait() => {}
                     () = core.drained() => {}
@@ -277,7 +331,42 @@ async fn judge_connected(
             }
             Some(Refusal::End(End::Close))
         }
-        verdict => Some(match defence.reply(client, head, normalized, decision, now_ms) {
+    }
+}
+
+/// What the block list and the defence say of a request: whether it is held before it goes on, or what is done to it.
+fn judge(
+    core: &DataCore,
+    plan: &Plan,
+    whose: Whose,
+    incoming: Incoming<'_>,
+) -> ControlFlow<Refusal, Option<Hold>> {
+    let Incoming { head, normalized, peer, info, .. } = incoming;
+    let now_ms = core.clock.elapsed_ms();
+    if plan.keeps_out(&info, &core.block_list, || now_ms) {
+        core.note_refused(peer, &info, Reason::Listed);
+        return ControlFlow::Break(Refusal::Reply(Reply { status: 403, ..Reply::default() }));
+    }
+    let Some(defence) = &core.defence else { return ControlFlow::Continue(None) };
+    let place = match whose {
+        Whose::Unproved | Whose::Told => return ControlFlow::Continue(None),
+        Whose::Proved => {
+            return match defence.judge_message(peer, &info, head, normalized, now_ms) {
+                Some(reply) => ControlFlow::Break(Refusal::Reply(reply)),
+                None => ControlFlow::Continue(None),
+            };
+        }
+        // A connection can be held and ended, as with HTTP/1.
+        Whose::Connected(place) => place,
+    };
+    let client = defence.client(place, peer, &info, now_ms);
+    let decision = defence.judge(client, head, normalized, false, now_ms);
+    match decision.verdict {
+        Verdict::Continue => ControlFlow::Continue(None),
+        Verdict::Delay => ControlFlow::Continue(Some(Hold::Delay)),
+        // A trusted proxy's connection has other clients' requests on it.
+        Verdict::Tarpit if !info.via_proxy => ControlFlow::Continue(Some(Hold::Tarpit)),
+        verdict => ControlFlow::Break(match defence.reply(client, head, normalized, decision, now_ms) {
             Some(reply) => Refusal::Reply(reply),
             None => Refusal::End(End::of(verdict)),
         }),
@@ -285,15 +374,11 @@ async fn judge_connected(
 }
 
 /// What the rules say of a request.
-fn police(
-    plan: &Plan,
-    whose: Whose,
-    incoming: Incoming<'_>,
-    client: SocketAddr,
-    asked: SocketAddr,
-) -> Option<Refusal> {
+fn police(plan: &Plan, from: From, incoming: Incoming<'_>, request: &Request) -> Option<Refusal> {
     let Incoming { head, normalized, info, .. } = incoming;
-    match plan.police(client, || Ok(asked), head, normalized) {
+    let From { local, whose, .. } = from;
+    let asked = || request.arrival.local.map_or(local, |ip| SocketAddr::new(ip, local.port()));
+    match plan.police(request.arrival.client, || Ok(asked()), head, normalized) {
         Verdict::Continue => None,
         // Where there is no connection to end, a client that hears nothing asks again; and a trusted proxy's has other
         // clients' requests on it.
@@ -312,14 +397,16 @@ fn is_answer(verdict: Verdict) -> bool {
 /// Tells the defence of an answer of which nothing was sent: whether it is the last on its connection, or what is done if
 /// it may not go out.
 fn judge_answer(
-    defence: &Defence,
+    core: &DataCore,
     whose: Whose,
     incoming: &Incoming<'_>,
-    status: u16,
-    from: CameFrom,
-    now_ms: u64,
+    answer: &Answer,
+    upstream_ms: u64,
 ) -> Result<bool, Refusal> {
+    let Some(defence) = core.defence.as_ref().filter(|_| whose != Whose::Unproved) else { return Ok(false) };
     let Incoming { head, normalized, peer, info, .. } = incoming;
+    let (status, from) = (answer.code(), CameFrom::of(head, answer, upstream_ms));
+    let now_ms = core.clock.elapsed_ms();
     let client = defence.client(whose.place(), *peer, info, now_ms);
     let start = || defence.judge_start(client, head, normalized, status, from, now_ms);
     match defence.looks_at_starts().then(start).flatten() {
@@ -337,7 +424,6 @@ fn judge_answer(
 /// A request whose client waits for the answer. Dropped before there is one, the client has given it up.
 struct Awaited<'a> {
     exchange: &'a Exchange,
-    defence: Option<&'a Defence>,
     incoming: Incoming<'a>,
     whose: Whose,
     asked_ms: u64,
@@ -354,7 +440,7 @@ impl Drop for Awaited<'_> {
     fn drop(&mut self) {
         let Incoming { head, normalized, peer, info, .. } = &self.incoming;
         let Exchange { core, began, .. } = self.exchange;
-        if let Some(defence) = self.defence {
+        if let Some(defence) = core.defence.as_ref().filter(|_| self.whose != Whose::Unproved) {
             let now_ms = core.clock.elapsed_ms();
             // The upstream works all the same, on what may well be new to the cache.
             let from = CameFrom::given_up(head, now_ms.saturating_sub(self.asked_ms));
@@ -362,32 +448,6 @@ impl Drop for Awaited<'_> {
             let _ = defence.responded(client, normalized, ResponseView::GIVEN_UP, from, now_ms);
         }
         core.log(*peer, head, CLIENT_LEFT, Bytes::default(), "none", *began);
-    }
-}
-
-/// What the cache has for a request, or what is asked for.
-async fn found_or_asked(
-    core: &Rc<DataCore>,
-    plan: &Plan,
-    incoming: Incoming<'_>,
-    body: &mut UploadedBody,
-) -> Answer {
-    let Incoming { head, normalized, info, .. } = incoming;
-    let is_plain = head.framing == BodyFraming::None
-        && matches!(head.method, Method::Get | Method::Head)
-        && !plan.reviews_request(head.method_bytes, normalized);
-    let found = match is_plain {
-        true => lookup::lookup(core, plan, head, normalized, &info, &mut Vec::new()),
-        false => Lookup::Miss,
-    };
-    match found {
-        // What comes over a connection, or was put there by another request meanwhile.
-        Lookup::Hit(hit) => {
-            lookup::count_hit(core, &hit);
-            Answer::Stored(hit)
-        }
-        Lookup::Absent => answer::answer(core, Incoming { is_absent: true, ..incoming }, body).await,
-        Lookup::Miss => answer::answer(core, incoming, body).await,
     }
 }
 

@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use bytes::Bytes as Buffer;
 use tidegate_core::hooks::Reply;
-use tidegate_dhttp::driver::{Aborted, Body, BodySender, Response};
+use tidegate_dhttp::driver::{Aborted, Body, BodySender, Request, Response};
+use tidegate_http::normalize::Normalized;
 use tidegate_http::{Progress, RequestHead, RequestParser, Version, write_chunk_header, write_last_chunk};
 use tidegate_store::Object;
 
@@ -15,8 +16,10 @@ use crate::cache::fill::Streamed;
 use crate::cache::lookup::{self, Hit};
 use crate::data_core::{Bytes, DataCore};
 use crate::message::body::UploadedBody;
-use crate::message::{Answered, End, Refusal};
-use crate::service::answer::Answer;
+use crate::message::{Answered, End, Refusal, Whose};
+use crate::service::answer::{Answer, Incoming};
+use crate::service::client_info::ClientInfo;
+use crate::service::plan::Plan;
 use crate::session::respond::{self as heads, ClientFraming, FileForm};
 use crate::static_files::serve::{self, OpenFile};
 
@@ -28,9 +31,9 @@ pub(crate) struct Exchange {
     pub core: Rc<DataCore>,
     pub peer: IpAddr,
     /// The request head's bytes, for the log.
-    pub head: Buffer,
+    head: Buffer,
     /// What its client speaks.
-    pub version: Version,
+    version: Version,
     pub began: Instant,
 }
 
@@ -49,6 +52,25 @@ fn whole(bytes: Vec<u8>) -> Response {
 }
 
 impl Exchange {
+    pub(super) fn new(core: &Rc<DataCore>, whose: Whose, request: &Request, began: Instant) -> Self {
+        let peer = request.arrival.client.ip().to_canonical();
+        let version = whose.version(Version::Http11);
+        Self { core: Rc::clone(core), peer, head: request.head.clone(), version, began }
+    }
+
+    /// What it is that is asked.
+    pub(super) fn incoming<'i>(
+        &self,
+        plan: &Plan,
+        head: &'i RequestHead<'i>,
+        normalized: &'i Normalized<'i>,
+        buffer: &'i Buffer,
+        is_encrypted: bool,
+    ) -> Incoming<'i> {
+        let info = ClientInfo::of(plan, head, self.peer, is_encrypted);
+        Incoming { head, normalized, buffer, peer: self.peer, info, is_absent: false }
+    }
+
     pub(crate) fn respond(self, head: &RequestHead<'_>, answer: Answer, body: UploadedBody) -> Response {
         // A message's framing is HTTP/1.1's, whatever the request says.
         let head = RequestHead { version: Version::Http11, ..*head };
