@@ -94,13 +94,13 @@ impl Exchange {
     /// What a client is told that may not go on.
     fn refused(&self, head: &RequestHead<'_>, reply: &Reply) -> Response {
         let (out, bytes) = heads::reply(&self.core, head, reply, true);
-        self.account(reply.status, bytes, "none");
+        self.account(head, reply.status, bytes, "none");
         whole(out)
     }
 
     fn local(&self, head: &RequestHead<'_>, status: u16, fields: &[u8]) -> Response {
         let (out, bytes) = heads::local_response(&self.core, head, status, fields, true);
-        self.account(status, bytes, "none");
+        self.account(head, status, bytes, "none");
         whole(out)
     }
 
@@ -108,7 +108,7 @@ impl Exchange {
         let (first, form) = heads::stored_head(&self.core, head, hit, None);
         let (start, end) = form.body;
         let bytes = Bytes { head: first.len() as u64, body: end - start };
-        self.account(form.status, bytes, hit.label());
+        self.account(head, form.status, bytes, hit.label());
         let pieces = Extents { object: hit.object.clone(), at: start, end };
         Response::from_wire(Body::pieces(first.into(), pieces), Some(bytes.head + bytes.body))
     }
@@ -155,7 +155,7 @@ impl Exchange {
             }
         };
         match ended {
-            Ok(()) => self.account(status, bytes, label),
+            Ok(()) => self.with_head(|head| self.account(head, status, bytes, label)),
             Err(Aborted) => self.broke_off(status, bytes, label),
         }
     }
@@ -176,7 +176,7 @@ impl Exchange {
             match sent {
                 Ok(()) => {
                     sender.end();
-                    self.account(status, bytes, "file");
+                    self.with_head(|head| self.account(head, status, bytes, "file"));
                 }
                 Err(Aborted) => self.broke_off(status, Bytes { body: at - start, ..bytes }, "file"),
             }
@@ -184,8 +184,9 @@ impl Exchange {
         Response::from_wire(http, Some(bytes.head + bytes.body))
     }
 
-    fn account(&self, status: u16, bytes: Bytes, cache: &'static str) {
-        self.with_head(|head| self.core.account(self.peer, head, status, bytes, cache, self.began));
+    fn account(&self, head: &RequestHead<'_>, status: u16, bytes: Bytes, cache: &'static str) {
+        let head = RequestHead { version: self.version, ..*head };
+        self.core.account(self.peer, &head, status, bytes, cache, self.began);
     }
 
     /// Counts and logs a response of which only so many bytes were handed on.
@@ -194,6 +195,7 @@ impl Exchange {
         self.with_head(|head| self.core.log(self.peer, head, status, bytes, cache, self.began));
     }
 
+    /// For what ends after its request is gone: reads the head again.
     fn with_head(&self, tell: impl FnOnce(&RequestHead<'_>)) {
         let mut parser = RequestParser::new(self.core.with_plan(|plan| plan.limits.head));
         if let Ok(Progress::Complete { .. }) = parser.parse(&self.head) {
