@@ -273,6 +273,28 @@ fn upload_that_is_answered_early_is_over() {
     });
 }
 
+/// There are clients to which a stream that is reset after its response has failed.
+#[test]
+fn upload_that_nobody_wants_is_not_interrupted_when_little_of_it_is_left() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let site = Site::start(
+        Tidegate::builder().origin(&origin).tables("[[request]]\npath = \"/a\"\naction = \"refuse\""),
+        &[("a", &certificate)],
+    );
+    run(async {
+        let mut client = Client::connect(&site, &certificate).await;
+        let mut requests = client.requests.clone().ready().await.unwrap();
+        let (response, mut stream) =
+            requests.send_request(Request::put(url("/a")).body(()).unwrap(), false).unwrap();
+        assert_eq!(response.await.unwrap().status(), 503);
+        stream.send_data(content(1, 10_000).into(), true).unwrap();
+        assert_eq!(client.get("/b").await.1, b"x");
+        let reset = poll_fn(|context| Poll::Ready(stream.poll_reset(context))).await;
+        assert!(!matches!(reset, Poll::Ready(Ok(_))), "{reset:?}");
+    });
+}
+
 #[test]
 fn stream_is_reset_when_the_origin_breaks_off() {
     let certificate = Certificate::of(&["a.example"]);

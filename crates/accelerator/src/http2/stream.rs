@@ -21,6 +21,11 @@ use crate::session::allowance::Allowance;
 
 /// Interim responses of a stream that wait to be sent.
 const INTERIM_RESPONSES: usize = 16;
+/// How much of a request's content is taken, and for how long, when nobody wants it.
+const UNWANTED_BYTES: usize = 64 * 1024;
+const UNWANTED: Duration = Duration::from_secs(3);
+/// How long an answer waits for it to end. Most clients need not be interrupted then.
+const MOMENT: Duration = Duration::from_millis(100);
 
 /// Counts a stream among those of its connection.
 struct Open(Rc<Shared>);
@@ -99,8 +104,8 @@ async fn answer(
         return Ok(());
     };
     let method = Method::from_bytes(parts.method.as_str().as_bytes());
-    let body = match has_content {
-        false => Body::full(Bytes::new()),
+    let (body, receiving) = match has_content {
+        false => (Body::full(Bytes::new()), None),
         true => {
             if parts
                 .headers
@@ -113,8 +118,8 @@ async fn answer(
                 shared.core.metrics.responses_1xx_total.add(1);
             }
             let (sender, body) = Body::channel();
-            tokio::task::spawn_local(receive(Rc::clone(shared), content, sender));
-            body
+            let receiving = tokio::task::spawn_local(receive(Rc::clone(shared), content, sender));
+            (body, Some(receiving))
         }
     };
     let arrival = Arrival { client: shared.client.peer(), local: None, server: None };
@@ -129,7 +134,11 @@ async fn answer(
         return Err(cancelled(shared));
     }
     let answered = match message::answer_at_once(&shared.core, from, &request) {
-        AtOnce::Answered(answered) => answered,
+        AtOnce::Answered(answered) => {
+            // Nobody wants its content.
+            drop(request);
+            answered
+        }
         // Boxed: what is answered at once is not moved about with the room that this takes.
         AtOnce::Waits(waiting) => Box::pin(wait(shared, respond, waiting, from, request)).await?,
     };
@@ -139,6 +148,9 @@ async fn answer(
             message::End::Reset => End::Reset,
         })
     })?;
+    if let Some(receiving) = receiving.filter(|_| !holds_upstream) {
+        let _ = tokio::time::timeout(MOMENT, receiving).await;
+    }
     let delivered = deliver(shared, respond, response.into_wire(), method, holds_upstream).await;
     if is_last {
         shared.streams.end(End::LastStreams);
@@ -193,9 +205,8 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
         let start_ms = core.clock.elapsed_ms();
         let stalled = shared.client.stalls();
         let piece = tokio::select! {
-            // A client that has its answer owes no more, and is told so by the end of the stream (RFC 9113 §8.1).
             biased;
-            () = sender.unwanted() => return,
+            () = sender.unwanted() => return discard(content).await,
             piece = within(&allowance, poll_fn(|context| content.poll_data(context))) => piece,
         };
         drop(stalled);
@@ -220,14 +231,31 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
                 }
                 allowance.earn(shared.streams.share(length));
                 // Room for more is given when somebody has taken this.
-                if sender.send(piece).await.is_err()
-                    || content.flow_control().release_capacity(length).is_err()
-                {
+                let is_wanted = sender.send(piece).await.is_ok();
+                if content.flow_control().release_capacity(length).is_err() {
                     return;
+                }
+                if !is_wanted {
+                    return discard(content).await;
                 }
             }
         }
     }
+}
+
+/// A client that has its answer owes no more, and is told so by the end of the stream (RFC 9113 §8.1). One that has sent
+/// nearly all is not interrupted.
+async fn discard(mut content: RecvStream) {
+    let mut left = UNWANTED_BYTES;
+    let rest = async {
+        while let Some(Ok(piece)) = content.data().await
+            && left >= piece.len()
+            && content.flow_control().release_capacity(piece.len()).is_ok()
+        {
+            left -= piece.len();
+        }
+    };
+    let _ = tokio::time::timeout(UNWANTED, rest).await;
 }
 
 /// What `future` comes to, if the peer does not fall behind meanwhile.
