@@ -1,5 +1,6 @@
 //! What an operator can set, as checked values. The binary maps its configuration file and command line to these.
 
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -99,13 +100,47 @@ pub struct Certificate {
     pub key: PathBuf,
 }
 
+/// Where an origin server takes connections.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub enum ServerAddress {
+    /// By TCP.
+    Ip(SocketAddr),
+    /// By a socket of the file system.
+    Unix(PathBuf),
+}
+
+impl ServerAddress {
+    /// What `Host` says where nobody asks for anything else.
+    pub(crate) fn host(&self) -> String {
+        match self {
+            Self::Ip(address) => address.to_string(),
+            Self::Unix(_) => "localhost".to_owned(),
+        }
+    }
+}
+
+impl From<SocketAddr> for ServerAddress {
+    fn from(address: SocketAddr) -> Self {
+        Self::Ip(address)
+    }
+}
+
+impl fmt::Display for ServerAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ip(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
 /// A group of origin servers that serve the same content.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Upstream {
     /// The name routes use.
     pub name: String,
     /// Addresses of the servers, resolved.
-    pub servers: Vec<SocketAddr>,
+    pub servers: Vec<ServerAddress>,
     /// How a server is chosen for a request.
     pub balance: Balance,
     /// How long a connection attempt may take.
@@ -135,7 +170,7 @@ pub struct Upstream {
 pub struct HealthCheck {
     /// The path to ask for.
     pub path: String,
-    /// The host to ask for; the server's address if none is given.
+    /// The host to ask for; the server's address, or `localhost` by a socket of the file system, if none is given.
     pub host: Option<String>,
     /// The status of a healthy server; any below 400 if none is given.
     pub status: Option<u16>,
@@ -298,10 +333,10 @@ impl Default for Cache {
 
 impl Upstream {
     /// A group with default times and limits.
-    pub fn new(name: impl Into<String>, servers: Vec<SocketAddr>) -> Self {
+    pub fn new(name: impl Into<String>, servers: Vec<impl Into<ServerAddress>>) -> Self {
         Self {
             name: name.into(),
-            servers,
+            servers: servers.into_iter().map(Into::into).collect(),
             balance: Balance::default(),
             connect_timeout: Duration::from_secs(5),
             response_timeout: Duration::from_secs(60),

@@ -267,11 +267,12 @@ fn write_upstreams(engine: &Engine, text: &mut String) {
         let _ =
             writeln!(text, "# HELP tidegate_upstream_{name} {help}\n# TYPE tidegate_upstream_{name} {kind}");
         for server in &servers {
-            let group = server.group.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let group = escaped(&server.group);
             let _ = writeln!(
                 text,
                 "tidegate_upstream_{name}{{group=\"{group}\",server=\"{}\"}} {}",
-                server.server,
+                escaped(&server.server.to_string()),
                 value(server)
             );
         }

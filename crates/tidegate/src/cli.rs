@@ -303,7 +303,7 @@ pub(crate) struct RunArgs {
     /// Where clients connect: ADDRESS:PORT, or :PORT for every address.
     #[arg(long, value_name = "ADDR")]
     pub listen: Option<String>,
-    /// The web server in front of which to run, such as http://127.0.0.1:9000.
+    /// The web server in front of which to run, such as http://127.0.0.1:9000 or unix:/run/app.sock.
     #[arg(long, value_name = "URL", conflicts_with = "root")]
     pub upstream: Option<String>,
     /// A directory of files to serve.

@@ -6,7 +6,7 @@ use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tidegate_accelerator::settings::{Listener, Protocol, Route, Settings, Target, Upstream};
+use tidegate_accelerator::settings::{Listener, Protocol, Route, ServerAddress, Settings, Target, Upstream};
 use tidegate_accelerator::{Engine, PlanError, StartError};
 use tidegate_gate::GateError;
 use tidegate_store::StoreError;
@@ -372,7 +372,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     }
     // What is asked for here takes the place of all routes, and of the groups that only they used.
     if let Some(url) = &args.upstream {
-        let addresses = match units::server(url) {
+        let addresses = match units::upstream(url) {
             Ok(addresses) => addresses,
             Err(ServerError::Syntax(message)) => return Err(usage(format!("--upstream: {message}"))),
             Err(ServerError::Resolve(message)) if args.allow_unreachable => {
@@ -450,7 +450,7 @@ fn probe_upstreams(loaded: &Loaded) -> Result<(), Failure> {
 fn unreachable_upstreams(loaded: &Loaded) -> Vec<(Subject, String)> {
     let required = |upstream: &&Upstream| loaded.required.contains(&upstream.name);
     let groups = || loaded.settings.upstreams.iter().filter(required);
-    let servers: Vec<SocketAddr> = groups().flat_map(|upstream| upstream.servers.iter().copied()).collect();
+    let servers: Vec<&ServerAddress> = groups().flat_map(|upstream| &upstream.servers).collect();
     let errors = probe(&servers);
     let mut of_servers = errors.iter().zip(&servers);
     let unreachable = groups().filter_map(|upstream| {
@@ -471,8 +471,11 @@ fn unreachable_upstreams(loaded: &Loaded) -> Vec<(Subject, String)> {
 }
 
 /// Connects to every server, to many at once; gives the error of each that takes no connection.
-fn probe(servers: &[SocketAddr]) -> Vec<Option<std::io::Error>> {
-    let connect = |server: &SocketAddr| TcpStream::connect_timeout(server, PROBE_TIMEOUT).err();
+fn probe(servers: &[&ServerAddress]) -> Vec<Option<std::io::Error>> {
+    let connect = |server: &ServerAddress| match server {
+        ServerAddress::Ip(address) => TcpStream::connect_timeout(address, PROBE_TIMEOUT).err(),
+        ServerAddress::Unix(path) => probe_unix(path).err(),
+    };
     let mut errors = Vec::with_capacity(servers.len());
     for together in servers.chunks(PROBES_AT_ONCE) {
         std::thread::scope(|scope| {
@@ -487,6 +490,18 @@ fn probe(servers: &[SocketAddr]) -> Vec<Option<std::io::Error>> {
         });
     }
     errors
+}
+
+fn probe_unix(path: &Path) -> std::io::Result<()> {
+    use rustix::io::Errno;
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(socket, &SocketAddrUnix::new(path)?) {
+        // Somebody listens, and others wait already.
+        Err(Errno::AGAIN) => Ok(()),
+        connected => Ok(connected?),
+    }
 }
 
 /// Where the engine listens, as URLs.
@@ -508,7 +523,8 @@ fn announce(engine: &Engine, settings: &Settings, admin: &admin::Prepared, gatek
     }
     for upstream in &settings.upstreams {
         let name = if upstream.name == "upstream" { "" } else { &upstream.name };
-        tracing::info!(servers = ?upstream.servers, "{}", format!("upstream {name}").trim_end());
+        let servers: Vec<String> = upstream.servers.iter().map(ToString::to_string).collect();
+        tracing::info!(servers = %format!("[{}]", servers.join(", ")), "{}", format!("upstream {name}").trim_end());
     }
     match &settings.cache.path {
         _ if settings.cache.memory_bytes == 0 => tracing::info!("cache: off"),

@@ -3,6 +3,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
+use tidegate_accelerator::settings::ServerAddress;
+
 /// `10s`, `500ms`, `10m`, `1h`, `2d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     const UNITS: [(&str, u64); 5] =
@@ -91,13 +93,38 @@ impl std::fmt::Display for ServerError {
     }
 }
 
+/// What [`upstream`] reads.
+pub(crate) const UPSTREAM: &str = "HOST:PORT, http://HOST:PORT or unix:/PATH";
+/// Bytes of a socket's path (`sun_path`, unix(7)), without the zero that ends it.
+const SOCKET_PATH_BYTES: usize = 107;
+
+/// What [`server`] reads, or `unix:/run/app.sock`, a socket of the file system.
+pub(crate) fn upstream(text: &str) -> Result<Vec<ServerAddress>, ServerError> {
+    use ServerError::Syntax;
+    if let Some(path) = text.strip_prefix("unix:") {
+        return match path.len() {
+            _ if !path.starts_with('/') || path.contains('\0') => {
+                Err(Syntax(format!("expected unix:/PATH with a path from the root, not {text:?}")))
+            }
+            length if length > SOCKET_PATH_BYTES => Err(Syntax(format!(
+                "the path of a socket has at most {SOCKET_PATH_BYTES} bytes, and {path:?} has {length}"
+            ))),
+            _ => Ok(vec![ServerAddress::Unix(path.into())]),
+        };
+    }
+    if text.starts_with("https://") {
+        return Err(Syntax(format!("expected {UPSTREAM}: upstreams are reached by http only, not {text:?}")));
+    }
+    match server(text) {
+        Ok(addresses) => Ok(addresses.into_iter().map(Into::into).collect()),
+        Err(Syntax(_)) => Err(Syntax(format!("expected {UPSTREAM} without a path of a URL, not {text:?}"))),
+        Err(error) => Err(error),
+    }
+}
+
 /// `127.0.0.1:9000`, `app.internal:9000` or `http://127.0.0.1:9000`, resolved: every address of the name, once.
 pub(crate) fn server(text: &str) -> Result<Vec<SocketAddr>, ServerError> {
     use ServerError::{Resolve, Syntax};
-    if text.starts_with("https://") {
-        let message = "expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only";
-        return Err(Syntax(format!("{message}, not {text:?}")));
-    }
     let expected = || Syntax(format!("expected HOST:PORT or http://HOST:PORT without a path, not {text:?}"));
     let (host, port) = host_and_port(text.strip_prefix("http://").unwrap_or(text)).ok_or_else(expected)?;
     let unresolved = |error| Resolve(format!("cannot resolve {host:?}: {error}"));
@@ -153,7 +180,14 @@ mod tests {
         assert_eq!(size("1GB"), Ok(1_000_000_000));
         assert_eq!(rate("500B/s"), Ok(500));
         assert_eq!(listen_address("[::1]:80").unwrap().address, "[::1]:80".parse().unwrap());
+        let socket = ServerAddress::Unix("/run/app.sock".into());
+        assert_eq!(upstream("unix:/run/app.sock"), Ok(vec![socket]));
         for text in ["http://127.0.0.1:9000/", "127.0.0.1:9000"] {
+            assert_eq!(
+                upstream(text),
+                Ok(vec![ServerAddress::Ip("127.0.0.1:9000".parse().unwrap())]),
+                "{text}"
+            );
             assert_eq!(server(text), Ok(vec!["127.0.0.1:9000".parse().unwrap()]), "{text}");
         }
         assert_eq!(server("[::1]"), Ok(vec!["[::1]:80".parse().unwrap()]));

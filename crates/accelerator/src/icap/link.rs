@@ -4,15 +4,14 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_icap::{Decoder, Event, ResponseHead};
-use tokio::net::TcpStream;
 
 use crate::icap::service::Lease;
 use crate::icap::{Failure, Reviewed};
-use crate::upstream::{UpstreamError, read_more};
+use crate::upstream::{Stream, UpstreamError, read_more};
 
 /// A connection on which one answer is awaited or read.
 pub(crate) struct Link {
-    stream: Rc<TcpStream>,
+    stream: Rc<Stream>,
     lease: Option<Lease>,
     decoder: Decoder,
     buffer: Vec<u8>,
@@ -36,7 +35,7 @@ pub(crate) enum Heard {
 }
 
 impl Link {
-    pub(crate) fn new(stream: TcpStream, lease: Option<Lease>, silence: Duration) -> Self {
+    pub(crate) fn new(stream: Stream, lease: Option<Lease>, silence: Duration) -> Self {
         Self {
             stream: Rc::new(stream),
             lease,
@@ -50,7 +49,7 @@ impl Link {
         }
     }
 
-    pub(crate) fn stream(&self) -> &Rc<TcpStream> {
+    pub(crate) fn stream(&self) -> &Rc<Stream> {
         &self.stream
     }
 

@@ -6,17 +6,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::SockRef;
 use tidegate_http::normalize::Normalized;
 use tidegate_icap::{Method, Options, Request, ResponseHead};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::data_core::pacing;
 use crate::icap::link::{Heard, Link};
 use crate::icap::{Failure, Reviewed, ServiceTag, concerns};
 use crate::settings::{IcapService, IcapSubject};
-use crate::upstream::{Permit, Permits, UpstreamError, send_all};
+use crate::upstream::{Permit, Permits, Stream, UpstreamError, send_all};
 
 /// Failures in a row after which a service is not asked for a while.
 const MAX_FAILURES: u32 = 3;
@@ -41,7 +38,7 @@ pub(crate) struct Service {
     workers: usize,
     permits: Rc<Permits>,
     /// The most recently used last.
-    idle: RefCell<Vec<(TcpStream, Instant)>>,
+    idle: RefCell<Vec<(Stream, Instant)>>,
     known: RefCell<Option<Known>>,
     /// The state that it is in, for all cores.
     tag: Arc<ServiceTag>,
@@ -197,7 +194,7 @@ impl Service {
     }
 
     /// A connection that is idle, if there is one: it may turn out to be dead.
-    pub(crate) fn take_idle(&self) -> Option<TcpStream> {
+    pub(crate) fn take_idle(&self) -> Option<Stream> {
         let mut idle = self.idle.borrow_mut();
         while let Some((stream, since)) = idle.pop() {
             let mut byte = [0; 1];
@@ -211,13 +208,11 @@ impl Service {
         None
     }
 
-    pub(crate) async fn connect(&self) -> Result<TcpStream, Failure> {
-        let attempt = tokio::time::timeout(self.settings.timeout, TcpStream::connect(self.settings.address));
-        let stream = attempt.await.map_err(|_| Failure::Connection(UpstreamError::ConnectTimeout))?;
-        let stream = stream.map_err(|error| Failure::Connection(UpstreamError::Connect(error)))?;
-        let _ = stream.set_nodelay(true);
-        pacing::leave_out_within_host(&SockRef::from(&stream), self.settings.address.ip());
-        Ok(stream)
+    pub(crate) async fn connect(&self) -> Result<Stream, Failure> {
+        let address = self.settings.address.into();
+        let attempt = tokio::time::timeout(self.settings.timeout, Stream::connect(&address)).await;
+        let stream = attempt.map_err(|_| Failure::Connection(UpstreamError::ConnectTimeout))?;
+        stream.map_err(|error| Failure::Connection(UpstreamError::Connect(error)))
     }
 
     pub(crate) fn succeeded(&self) {
@@ -249,7 +244,7 @@ impl Lease {
     }
 
     /// Keeps a connection for the next message.
-    pub(crate) fn give_back(&self, stream: TcpStream) {
+    pub(crate) fn give_back(&self, stream: Stream) {
         let mut idle = self.service.idle.borrow_mut();
         if idle.len() < self.service.settings.connections {
             idle.push((stream, Instant::now()));

@@ -409,7 +409,12 @@ mod tests {
             https_only: false,
             certificates: Vec::new(),
             upstreams: ["a", "b", "c"]
-                .map(|name| crate::settings::Upstream::new(name, vec!["127.0.0.1:9".parse().unwrap()]))
+                .map(|name| {
+                    crate::settings::Upstream::new(
+                        name,
+                        vec![std::net::SocketAddr::from(([127, 0, 0, 1], 9))],
+                    )
+                })
                 .to_vec(),
             routes: routes
                 .iter()

@@ -11,11 +11,10 @@ use tidegate_http::{
     BodyFraming, FieldId, Fields, HeadLimits, Method, ParsedResponse, Progress, ResponseHead, ResponseParser,
 };
 use tokio::io::Interest;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-use crate::upstream::UpstreamError;
 use crate::upstream::upload::{RequestBody, Upload, send_all};
+use crate::upstream::{Stream, UpstreamError};
 
 /// Bytes read from a server at once.
 pub(crate) const READ_BYTES: usize = 32 * 1024;
@@ -87,7 +86,7 @@ impl Default for Arrivals {
 
 /// Sends the request and reads up to the end of the response's head.
 pub(crate) async fn exchange<B: RequestBody>(
-    stream: &Rc<TcpStream>,
+    stream: &Rc<Stream>,
     request: &OutgoingRequest<'_>,
     body: &mut B,
     limits: ExchangeLimits<'_>,
@@ -116,7 +115,7 @@ fn without_surprise(
 }
 
 async fn send_and_receive<B: RequestBody>(
-    stream: &Rc<TcpStream>,
+    stream: &Rc<Stream>,
     request: &OutgoingRequest<'_>,
     body: &mut B,
     limits: ExchangeLimits<'_>,
@@ -131,7 +130,7 @@ async fn send_and_receive<B: RequestBody>(
 
 /// Sends the request's body while the response's head comes in.
 async fn upload_and_receive<B: RequestBody>(
-    stream: &Rc<TcpStream>,
+    stream: &Rc<Stream>,
     request: &OutgoingRequest<'_>,
     body: &mut B,
     limits: ExchangeLimits<'_>,
@@ -163,7 +162,7 @@ async fn upload_and_receive<B: RequestBody>(
 
 /// Goes on where [`crate::upstream::pipeline`] has found interim responses, and `rest` behind them.
 pub(super) async fn go_on<B: RequestBody>(
-    stream: &TcpStream,
+    stream: &Stream,
     request: &OutgoingRequest<'_>,
     (interim, rest): (Vec<Head>, Vec<u8>),
     body: &mut B,
@@ -209,7 +208,7 @@ impl HeadReader {
     /// Interim responses go to `body`, or are kept while that is being sent.
     async fn read<B: RequestBody>(
         &mut self,
-        stream: &TcpStream,
+        stream: &Stream,
         limits: ExchangeLimits<'_>,
         mut body: Option<&mut B>,
     ) -> Result<Box<Received>, UpstreamError> {
@@ -257,7 +256,7 @@ impl HeadReader {
     /// head, if all of it has come at once.
     async fn receive(
         &mut self,
-        stream: &TcpStream,
+        stream: &Stream,
         limits: ExchangeLimits<'_>,
     ) -> Result<Option<Head>, UpstreamError> {
         let arrivals = limits.arrivals;
@@ -292,13 +291,13 @@ pub(super) fn new_parser(method: Method) -> ResponseParser {
 
 /// Tells the reactor that a read has taken all there was, so that the next one waits without asking the kernel first:
 /// edge-triggered readiness means that a byte more is an event of its own (epoll(7)).
-fn note_drained(stream: &TcpStream) {
+fn note_drained(stream: &Stream) {
     let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
 }
 
 /// Appends what arrives; 0 at the end of the stream.
 pub(crate) async fn read_more(
-    stream: &TcpStream,
+    stream: &Stream,
     buffer: &mut Vec<u8>,
     silence: Duration,
 ) -> Result<usize, UpstreamError> {
@@ -313,7 +312,7 @@ pub(crate) async fn read_more(
 /// `read` says how much it has read, and whether there was room for more. The deadline is `silence` from the first wait
 /// on, unless there is one already.
 async fn read_when_ready(
-    stream: &TcpStream,
+    stream: &Stream,
     silence: Duration,
     deadline: &mut Option<Instant>,
     mut read: impl FnMut() -> io::Result<(usize, bool)>,

@@ -1,11 +1,10 @@
-use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::data_core::clock::monotonic_ms;
-use crate::settings::{Balance, Upstream};
+use crate::settings::{Balance, ServerAddress, Upstream};
 use crate::upstream::{OutgoingRequest, UpstreamError};
 
 /// The state of one upstream server.
@@ -14,7 +13,7 @@ pub struct UpstreamStatus {
     /// The group's name.
     pub group: String,
     /// The server's address.
-    pub server: SocketAddr,
+    pub server: ServerAddress,
     /// Whether it gets requests.
     pub healthy: bool,
     /// Requests in progress.
@@ -48,7 +47,7 @@ pub(crate) struct Group {
 
 /// One server's health and counters.
 pub(crate) struct Server {
-    pub address: SocketAddr,
+    pub address: ServerAddress,
     hash: u64,
     /// What the active check found.
     checked_healthy: AtomicBool,
@@ -74,9 +73,9 @@ impl Groups {
                 .and_then(|before| before.iter().find(same))
                 .map_or(vec![], |same| same.servers.clone());
             let server =
-                |address: &SocketAddr| match known.iter().position(|server| server.address == *address) {
+                |address: &ServerAddress| match known.iter().position(|server| server.address == *address) {
                     Some(at) => known.swap_remove(at),
-                    None => Arc::new(Server::new(*address)),
+                    None => Arc::new(Server::new(address.clone())),
                 };
             let servers: Vec<Arc<Server>> = settings.servers.iter().map(server).collect();
             if settings.health_check.is_none() {
@@ -125,7 +124,7 @@ impl Groups {
         let now_ms = self.now_ms();
         let status = |group: &Group, server: &Server| UpstreamStatus {
             group: group.settings.name.clone(),
-            server: server.address,
+            server: server.address.clone(),
             healthy: server.is_available(now_ms),
             in_progress: server.in_progress.load(Ordering::Relaxed) as u64,
             requests: server.requests.load(Ordering::Relaxed),
@@ -187,10 +186,10 @@ impl Group {
 }
 
 impl Server {
-    fn new(address: SocketAddr) -> Self {
+    fn new(address: ServerAddress) -> Self {
         Self {
-            address,
             hash: xxh3_64(address.to_string().as_bytes()),
+            address,
             checked_healthy: AtomicBool::new(true),
             failures_in_a_row: AtomicU32::new(0),
             out_until_ms: AtomicU64::new(0),

@@ -45,7 +45,7 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
 
 async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError> {
     let stream = Rc::new(connect(server, check.timeout).await?);
-    let host = check.host.clone().unwrap_or_else(|| server.address.to_string());
+    let host = check.host.clone().unwrap_or_else(|| server.address.host());
     let head = format!(
         "GET {} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: tidegate-health-check\r\nConnection: close\r\n\r\n",
         check.path

@@ -12,6 +12,7 @@ pub(crate) mod permits;
 mod pipeline;
 mod pool;
 mod response;
+mod stream;
 mod upload;
 
 pub(crate) use error::{BodyReadError, UpstreamError};
@@ -22,6 +23,7 @@ pub(crate) use health::run_health_checks;
 pub(crate) use permits::{Permit, Permits};
 pub(crate) use pool::Pools;
 pub(crate) use response::{Interim, Response};
+pub(crate) use stream::Stream;
 pub(crate) use upload::{EmptyBody, RequestBody, Upload, send_all};
 
 #[cfg(test)]

@@ -12,14 +12,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Method, Progress, ResponseParser};
-use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::upstream::UpstreamError;
 use crate::upstream::exchange::{Head, INTERIM_RESPONSES, OutgoingRequest, Received, new_parser, read_more};
 use crate::upstream::pool::{Lease, Pool};
 use crate::upstream::upload::send_all;
+use crate::upstream::{Stream, UpstreamError};
 
 /// Bytes that go out together: so few that the kernel takes them all, whether the server reads or not.
 const MOST_BYTES: usize = 16 * 1024;
@@ -37,9 +36,9 @@ pub(super) enum Outcome {
     /// The response, all of it.
     Whole(Box<Received>),
     /// The response's head, and the connection that the rest comes on.
-    Begun { received: Box<Received>, stream: Rc<TcpStream>, is_shared: bool },
+    Begun { received: Box<Received>, stream: Rc<Stream>, is_shared: bool },
     /// Interim responses; the final one is to come on the connection, behind what has come of it in `rest`.
-    Interim { interim: Vec<Head>, rest: Vec<u8>, stream: Rc<TcpStream>, is_shared: bool },
+    Interim { interim: Vec<Head>, rest: Vec<u8>, stream: Rc<Stream>, is_shared: bool },
     /// The server did not answer this request.
     Failed(UpstreamError),
 }
@@ -160,7 +159,7 @@ impl Drop for Driver {
 struct Line {
     /// That of the first request.
     lease: Rc<Lease>,
-    stream: Rc<TcpStream>,
+    stream: Rc<Stream>,
     sent_at: Instant,
     are_several: bool,
     /// Those that have no response yet, in the order in which they were sent.

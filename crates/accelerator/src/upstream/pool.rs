@@ -6,18 +6,15 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use socket2::SockRef;
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::data_core::millis;
-use crate::data_core::pacing;
 use crate::settings::Upstream;
 use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange, go_on};
 use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::permits::{NoPermit, Permit, Permits};
 use crate::upstream::pipeline::{Outcome, Pipeline};
-use crate::upstream::{RequestBody, Response, UpstreamError};
+use crate::upstream::{RequestBody, Response, Stream, UpstreamError};
 
 /// How long connections to a server are used once after it has sent more than it announced.
 const DISTRUST: Duration = Duration::from_secs(60);
@@ -35,7 +32,7 @@ pub(crate) struct Pools {
 #[derive(Default)]
 pub(super) struct Pool {
     /// Each with when it was used last ([`Groups::now_ms`]); the most recently used last, so that the others time out.
-    idle: RefCell<Vec<(Rc<TcpStream>, u64)>>,
+    idle: RefCell<Vec<(Rc<Stream>, u64)>>,
     permits: Rc<Permits>,
     pipeline: Pipeline,
     /// Until then connections are used once: the server has sent more than its responses announce.
@@ -233,7 +230,7 @@ impl Pool {
     }
 
     /// An idle connection on which nothing has arrived, not even its end.
-    fn take_idle(&self, oldest_ms: u64) -> Option<Rc<TcpStream>> {
+    fn take_idle(&self, oldest_ms: u64) -> Option<Rc<Stream>> {
         let mut idle = self.idle.borrow_mut();
         while let Some((stream, since_ms)) = idle.pop() {
             if since_ms < oldest_ms {
@@ -278,7 +275,7 @@ enum Heard {
 }
 
 /// The kernel is asked, because the reactor learns of what has arrived only when it is next polled.
-fn listen(stream: &TcpStream) -> Heard {
+fn listen(stream: &Stream) -> Heard {
     let mut byte = [0; 1];
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     match rustix::net::recv(stream, &mut byte, flags) {
@@ -307,7 +304,7 @@ impl Lease {
     }
 
     /// An idle connection to the server, if there is one.
-    pub(super) fn take_idle(&self) -> Option<Rc<TcpStream>> {
+    pub(super) fn take_idle(&self) -> Option<Rc<Stream>> {
         let idle_ms = millis(self.settings().idle_timeout);
         self.pool.take_idle(self.groups.now_ms().saturating_sub(idle_ms))
     }
@@ -317,14 +314,14 @@ impl Lease {
     }
 
     /// The server has answered; on this connection, if more may come.
-    fn answered(self: &Rc<Self>, stream: Option<Rc<TcpStream>>, received: Box<Received>) -> Box<Response> {
+    fn answered(self: &Rc<Self>, stream: Option<Rc<Stream>>, received: Box<Received>) -> Box<Response> {
         self.answered_before(stream, received, false)
     }
 
     /// The same, with answers to others behind this one or not.
     fn answered_before(
         self: &Rc<Self>,
-        stream: Option<Rc<TcpStream>>,
+        stream: Option<Rc<Stream>>,
         received: Box<Received>,
         has_others_behind: bool,
     ) -> Box<Response> {
@@ -337,7 +334,7 @@ impl Lease {
     fn answered_with_others<B: RequestBody>(
         self: &Rc<Self>,
         mut received: Box<Received>,
-        stream: Option<Rc<TcpStream>>,
+        stream: Option<Rc<Stream>>,
         is_shared: bool,
         body: &mut B,
     ) -> Box<Response> {
@@ -353,7 +350,7 @@ impl Lease {
     }
 
     /// Keeps a connection for the next request.
-    pub(crate) fn give_back(&self, stream: Rc<TcpStream>) {
+    pub(crate) fn give_back(&self, stream: Rc<Stream>) {
         if self.pool.is_distrusted() {
             return;
         }
@@ -392,11 +389,7 @@ impl Drop for Lease {
     }
 }
 
-pub(crate) async fn connect(server: &Server, timeout: Duration) -> Result<TcpStream, UpstreamError> {
-    let attempt = tokio::time::timeout(timeout, TcpStream::connect(server.address)).await;
-    let attempt = attempt.map_err(|_| UpstreamError::ConnectTimeout)?;
-    let stream = attempt.map_err(UpstreamError::of_connecting)?;
-    stream.set_nodelay(true).map_err(UpstreamError::Connect)?;
-    pacing::leave_out_within_host(&SockRef::from(&stream), server.address.ip());
-    Ok(stream)
+pub(crate) async fn connect(server: &Server, timeout: Duration) -> Result<Stream, UpstreamError> {
+    let attempt = tokio::time::timeout(timeout, Stream::connect(&server.address)).await;
+    attempt.map_err(|_| UpstreamError::ConnectTimeout)?.map_err(UpstreamError::of_connecting)
 }

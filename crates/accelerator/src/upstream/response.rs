@@ -7,13 +7,12 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, ResponseHead};
-use tokio::net::TcpStream;
 
 use crate::icap::{AdaptedBody, OriginBody, Reviewed};
-use crate::upstream::UpstreamError;
 use crate::upstream::exchange::{Head, Received, read_more};
 use crate::upstream::pool::Lease;
 use crate::upstream::upload::{Upload, UploadState};
+use crate::upstream::{Stream, UpstreamError};
 
 /// An interim response (RFC 9110 §15.2).
 pub(crate) struct Interim(Head);
@@ -36,7 +35,7 @@ pub(crate) struct Response {
     buffer: Vec<u8>,
     taken: usize,
     silence: Duration,
-    connection: Option<(Rc<TcpStream>, Rc<Lease>)>,
+    connection: Option<(Rc<Stream>, Rc<Lease>)>,
     /// The server keeps the connection open.
     keep_alive: bool,
     /// Further responses come on the connection, for which nobody waits.
@@ -64,7 +63,7 @@ impl Response {
     pub(crate) fn new(
         received: Box<Received>,
         silence: Duration,
-        connection: Option<(Rc<TcpStream>, Rc<Lease>)>,
+        connection: Option<(Rc<Stream>, Rc<Lease>)>,
         has_others_behind: bool,
     ) -> Box<Self> {
         let head = received.head.get();
@@ -190,7 +189,7 @@ impl Response {
     }
 
     /// The connection of a 101 response, its place among the server's connections, and what has arrived since.
-    pub(crate) fn into_tunnel(mut self) -> Option<(TcpStream, Rc<Lease>, Vec<u8>)> {
+    pub(crate) fn into_tunnel(mut self) -> Option<(Stream, Rc<Lease>, Vec<u8>)> {
         let (stream, lease) = self.connection.take()?;
         Some((Rc::into_inner(stream)?, lease, self.buffer.split_off(self.taken)))
     }

@@ -386,13 +386,13 @@ fn a_server_that_stays_is_what_it_was_after_a_reload() {
         groups
             .status()
             .iter()
-            .map(|server| (server.server, server.healthy, server.in_progress))
+            .map(|server| (server.server.clone(), server.healthy, server.in_progress))
             .collect::<Vec<_>>()
     };
     let next = [group("app", &[3, 4, 2, 1], Some(checked)), group("other", &[1], None)];
     let (again, pools) = (Groups::new(&next, Some(&groups)), groups.carry_over(None, || Rc::new(())));
     let expected = [(3, true, 1), (4, true, 0), (2, false, 0), (1, false, 0), (1, true, 0)]
-        .map(|(host, is, n)| (address(host), is, n));
+        .map(|(host, is, n)| (address(host).into(), is, n));
     assert_eq!(healthy(&again), expected);
     // What there was for each of them stays its own.
     let carried = again.carry_over(Some((&groups, &pools)), || Rc::new(()));
@@ -401,7 +401,7 @@ fn a_server_that_stays_is_what_it_was_after_a_reload() {
     assert!(!pools[0].iter().any(|old| Rc::ptr_eq(old, &carried[0][1]) || Rc::ptr_eq(old, &carried[1][0])));
     // Without a check nobody would find out that it is well again.
     let unchecked = Groups::new(&[group("app", &[1, 2], None)], Some(&again));
-    assert_eq!(healthy(&unchecked), [(address(1), false, 0), (address(2), true, 0)]);
+    assert_eq!(healthy(&unchecked), [(address(1).into(), false, 0), (address(2).into(), true, 0)]);
 }
 
 #[test]

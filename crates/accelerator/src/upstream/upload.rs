@@ -6,9 +6,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use tidegate_http::{BodyFraming, ResponseHead, write_chunk_header, write_last_chunk};
-use tokio::net::TcpStream;
 
-use crate::upstream::{BodyReadError, UpstreamError};
+use crate::upstream::{BodyReadError, Stream, UpstreamError};
 
 /// A request body, read as it is sent.
 pub(crate) trait RequestBody {
@@ -76,7 +75,7 @@ pub(crate) enum UploadState {
 
 /// Sends a body with the framing that the request's head announced.
 pub(crate) struct Upload {
-    stream: Rc<TcpStream>,
+    stream: Rc<Stream>,
     framing: BodyFraming,
     silence: Duration,
     state: Rc<Cell<UploadState>>,
@@ -88,7 +87,7 @@ pub(crate) struct Upload {
 }
 
 impl Upload {
-    pub(crate) fn new(stream: &Rc<TcpStream>, framing: BodyFraming, silence: Duration) -> Self {
+    pub(crate) fn new(stream: &Rc<Stream>, framing: BodyFraming, silence: Duration) -> Self {
         Self {
             stream: Rc::clone(stream),
             framing,
@@ -172,7 +171,7 @@ fn wrong_length() -> UpstreamError {
 
 /// Sends all of `bytes`.
 pub(crate) async fn send_all(
-    stream: &TcpStream,
+    stream: &Stream,
     mut bytes: &[u8],
     silence: Duration,
 ) -> Result<(), UpstreamError> {
@@ -190,7 +189,7 @@ pub(crate) async fn send_all(
 }
 
 /// Sends the start of `bytes`; waits at most `silence` for the server to take any.
-async fn send_some(stream: &TcpStream, bytes: &[u8], silence: Duration) -> Result<usize, UpstreamError> {
+async fn send_some(stream: &Stream, bytes: &[u8], silence: Duration) -> Result<usize, UpstreamError> {
     loop {
         match stream.try_write(bytes) {
             Ok(0) => return Err(UpstreamError::Broken(io::ErrorKind::WriteZero.into())),

@@ -234,7 +234,7 @@ static UPSTREAM: Section = Section {
             Kind::List { of: &Kind::Server, min: 1 },
             Required,
             "HOST:PORT or http://HOST:PORT, port 80 if there is none; every address that a name resolves to, at the \
-             start and at a reload, becomes a server.",
+             start and at a reload, becomes a server. Or `unix:/PATH`, a socket of the file system.",
         ),
         key(
             "require",

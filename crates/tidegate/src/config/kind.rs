@@ -1,9 +1,9 @@
 //! The kinds of values a key can have: how each is read, and how each is described.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tidegate_accelerator::settings::ServerAddress;
 use tidegate_core::IpPrefix;
 use tidegate_policy::{Destination, PortRange};
 use toml::de::DeValue;
@@ -83,7 +83,7 @@ pub(super) enum Value {
     Text(String),
     Path(PathBuf),
     Listen(ListenAddress),
-    Server(Vec<SocketAddr>),
+    Server(Vec<ServerAddress>),
     /// A server whose name cannot be resolved, and why.
     Unresolved(String),
     Prefix(IpPrefix),
@@ -190,7 +190,7 @@ impl Kind {
             }
             Self::Method => check(is_name(text)),
             Self::Listen => units::listen_address(text).map(Value::Listen).map_err(|_| wrong()),
-            Self::Server => match units::server(text) {
+            Self::Server => match units::upstream(text) {
                 Ok(addresses) => Ok(Value::Server(addresses)),
                 Err(ServerError::Resolve(message)) => Ok(Value::Unresolved(message)),
                 Err(ServerError::Syntax(message)) => Err(message),
@@ -270,7 +270,7 @@ impl Kind {
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
             Self::Method => "a method in capitals, such as \"GET\"".into(),
             Self::Listen => "ADDRESS:PORT or :PORT".into(),
-            Self::Server => "HOST:PORT or http://HOST:PORT".into(),
+            Self::Server => units::UPSTREAM.into(),
             Self::Prefix => "an address or a prefix".into(),
             Self::Destination => "ADDRESS:PORT".into(),
             Self::Ports => "a port or a range of ports".into(),

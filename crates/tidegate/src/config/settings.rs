@@ -301,7 +301,7 @@ fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream
         }
     }
     let mut known = HashSet::new();
-    if let Some(twice) = servers.iter().find(|server| !known.insert(**server)) {
+    if let Some(twice) = servers.iter().find(|server| !known.insert(*server)) {
         let offset = section.offset_of("servers").unwrap_or(section.offset);
         report.warn(offset, format!("upstream.servers: {twice} is listed twice, and is two servers then"));
     }

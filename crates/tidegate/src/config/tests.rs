@@ -68,9 +68,9 @@ source = \"10.1.1.0/40\"
          defence, classifier, exempt, filter, icap, gate, adapt, stress",
         "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
         "t.toml:7:12: listen.protocol: expected \"http\", \"https\", \"dhttp\" or \"trickles\", not \"htps\"",
-        "t.toml:11:30: upstream.servers: expected HOST:PORT or http://HOST:PORT: upstreams are reached by http only, \
+        "t.toml:11:30: upstream.servers: expected HOST:PORT, http://HOST:PORT or unix:/PATH: upstreams are reached by http only, \
          not \"https://127.0.0.1\"",
-        "t.toml:11:51: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 7",
+        "t.toml:11:51: upstream.servers: expected HOST:PORT, http://HOST:PORT or unix:/PATH, not 7",
         "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, \
          connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, pipeline, \
          pipeline_timeout, max_failures, fail_timeout, health_check; did you mean \"balance\"?",
@@ -330,7 +330,7 @@ fn what_is_open_or_lacks_quotes_within_a_list_is_named() {
     for (lines, wanted) in [
         (
             "name = \"a\"\nservers = [\"127.0.0.1:1\", 127.0.0.1:2]",
-            "t.toml:3:32: upstream.servers: expected HOST:PORT or http://HOST:PORT, not 127.0.0.1:2; put the value \
+            "t.toml:3:32: upstream.servers: expected HOST:PORT, http://HOST:PORT or unix:/PATH, not 127.0.0.1:2; put the value \
              in \"quotes\"",
         ),
         (
@@ -465,7 +465,7 @@ fn every_default_is_valid() {
 #[test]
 fn defaults_of_the_table_are_those_of_the_engine() {
     let loaded = accepted(UPSTREAM);
-    let server = "127.0.0.1:9000".parse().unwrap();
+    let server: std::net::SocketAddr = "127.0.0.1:9000".parse().unwrap();
     assert_eq!(loaded.settings.upstreams, [Upstream::new("app", vec![server])]);
     assert_eq!(loaded.settings.cache, Cache::default());
     assert_eq!(format!("{:?}", loaded.settings.limits), format!("{:?}", Limits::default()));
@@ -503,7 +503,7 @@ fn server_name_that_is_not_known_stops_a_required_group_only() {
 fn all_addresses_of_a_server_name_become_servers() {
     use std::net::ToSocketAddrs;
     let text = UPSTREAM.replace("127.0.0.1", "localhost");
-    let mut expected: Vec<_> = ("localhost", 9000).to_socket_addrs().unwrap().collect();
+    let mut expected: Vec<_> = ("localhost", 9000).to_socket_addrs().unwrap().map(Into::into).collect();
     expected.dedup();
     assert_eq!(accepted(&text).settings.upstreams[0].servers, expected);
 }

@@ -1,10 +1,11 @@
 //! Walks a parsed file along the table of keys. Everything that is wrong is reported, not only the first of it.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use tidegate_accelerator::settings::ServerAddress;
 use tidegate_core::IpPrefix;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
@@ -277,7 +278,7 @@ impl Values {
     }
 
     /// The server addresses of a list, or why there are none, each with the place of its text.
-    pub fn servers(&self, name: &str) -> Vec<At<Result<Vec<SocketAddr>, String>>> {
+    pub fn servers(&self, name: &str) -> Vec<At<Result<Vec<ServerAddress>, String>>> {
         self.list(name, |value| match value {
             Value::Server(addresses) => Some(Ok(addresses.clone())),
             Value::Unresolved(message) => Some(Err(message.clone())),
