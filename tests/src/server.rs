@@ -1,5 +1,6 @@
 //! The tidegate under test: the real binary, its own directory, its own ports.
 
+use std::fmt::Display;
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ impl Builder {
 
     /// A group of upstream servers, with further lines of its table.
     #[must_use]
-    pub fn group(mut self, name: &str, servers: &[SocketAddr], lines: &str) -> Self {
+    pub fn group(mut self, name: &str, servers: &[impl Display], lines: &str) -> Self {
         let servers: Vec<String> = servers.iter().map(|server| format!("\"{server}\"")).collect();
         self.tables +=
             &format!("[[upstream]]\nname = \"{name}\"\nservers = [{}]\n{lines}\n", servers.join(", "));

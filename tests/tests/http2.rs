@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
-use h2::Reason;
+use h2::{Reason, SendStream};
 use http::{HeaderMap, Request, Response};
 use tidegate_e2e::http2::{Client, WIDE, encrypted, field, get, run, url, whole};
-use tidegate_e2e::{Certificate, Gate, Origin, Reply, Site, Tidegate, content, eventually};
+use tidegate_e2e::{Builder, Certificate, Gate, Origin, Reply, Site, Tidegate, content, eventually};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpSocket, TcpStream};
 
@@ -251,21 +251,29 @@ fn uploads_that_are_refused_leave_room_for_others() {
     });
 }
 
+/// Refuses what is below `/a`.
+fn refusing(origin: &Origin) -> Builder {
+    Tidegate::builder().origin(origin).tables("[[request]]\npath = \"/a\"\naction = \"refuse\"")
+}
+
+/// Sends the head of an upload that is refused, and waits for the answer; what its content would be sent by.
+async fn begin_refused_upload(client: &Client) -> SendStream<Bytes> {
+    let mut requests = client.requests.clone().ready().await.unwrap();
+    let request = Request::put(url("/a")).body(()).unwrap();
+    let (response, stream) = requests.send_request(request, false).unwrap();
+    assert_eq!(response.await.unwrap().status(), 503);
+    stream
+}
+
 /// The client's stream stayed open, and was ended as that of a slow one.
 #[test]
 fn upload_that_is_answered_early_is_over() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
-    let site = Site::start(
-        Tidegate::builder().origin(&origin).tables("[[request]]\npath = \"/a\"\naction = \"refuse\""),
-        &[("a", &certificate)],
-    );
+    let site = Site::start(refusing(&origin), &[("a", &certificate)]);
     run(async {
         let mut client = Client::connect(&site, &certificate).await;
-        let mut requests = client.requests.clone().ready().await.unwrap();
-        let (response, mut stream) =
-            requests.send_request(Request::put(url("/a")).body(()).unwrap(), false).unwrap();
-        assert_eq!(response.await.unwrap().status(), 503);
+        let mut stream = begin_refused_upload(&client).await;
         let reason = std::future::poll_fn(|context| stream.poll_reset(context)).await.unwrap();
         assert_eq!(reason, Reason::NO_ERROR);
         assert_eq!(site.tidegate.metric("tidegate_slow_bodies_total"), 0.0);
@@ -278,16 +286,10 @@ fn upload_that_is_answered_early_is_over() {
 fn upload_that_nobody_wants_is_not_interrupted_when_little_of_it_is_left() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
-    let site = Site::start(
-        Tidegate::builder().origin(&origin).tables("[[request]]\npath = \"/a\"\naction = \"refuse\""),
-        &[("a", &certificate)],
-    );
+    let site = Site::start(refusing(&origin), &[("a", &certificate)]);
     run(async {
         let mut client = Client::connect(&site, &certificate).await;
-        let mut requests = client.requests.clone().ready().await.unwrap();
-        let (response, mut stream) =
-            requests.send_request(Request::put(url("/a")).body(()).unwrap(), false).unwrap();
-        assert_eq!(response.await.unwrap().status(), 503);
+        let mut stream = begin_refused_upload(&client).await;
         stream.send_data(content(1, 10_000).into(), true).unwrap();
         assert_eq!(client.get("/b").await.1, b"x");
         let reset = poll_fn(|context| Poll::Ready(stream.poll_reset(context))).await;

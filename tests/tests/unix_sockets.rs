@@ -36,9 +36,9 @@ fn lead_from(listener: UnixListener, server: SocketAddr) {
 
 /// Before the server at this path, with these lines in its table.
 fn before(path: &Path, lines: &str) -> Tidegate {
-    let path = path.display();
-    let table = format!("[[upstream]]\nname = \"app\"\nservers = [\"unix:{path}\"]\n{lines}\n");
-    Tidegate::builder().top("workers = 1").tables(&table).route("/", "upstream = \"app\"").start()
+    let server = format!("unix:{}", path.display());
+    let builder = Tidegate::builder().top("workers = 1").group("app", &[server], lines);
+    builder.route("/", "upstream = \"app\"").start()
 }
 
 #[test]
@@ -111,7 +111,6 @@ fn full_queue_is_waited_for() {
     bind(&full, &SocketAddrUnix::new(&path).unwrap()).unwrap();
     listen(&full, 0).unwrap();
     let _waiting = UnixStream::connect(&path).unwrap();
-    // That the queue is full keeps nobody from starting.
     let tidegate = before(&path, "");
     let mut client = Client::connect(tidegate.address());
     client.send("GET / HTTP/1.1\r\nHost: a\r\n\r\n");

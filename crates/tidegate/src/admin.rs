@@ -258,6 +258,11 @@ fn write_build(text: &mut String) {
     );
 }
 
+/// A label's value as the text format of Prometheus has it.
+fn escape_label(value: &str) -> String {
+    value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 fn write_upstreams(engine: &Engine, text: &mut String) {
     let servers = engine.upstream_status();
     let mut family = |name: &str,
@@ -267,12 +272,11 @@ fn write_upstreams(engine: &Engine, text: &mut String) {
         let _ =
             writeln!(text, "# HELP tidegate_upstream_{name} {help}\n# TYPE tidegate_upstream_{name} {kind}");
         for server in &servers {
-            let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
-            let group = escaped(&server.group);
             let _ = writeln!(
                 text,
-                "tidegate_upstream_{name}{{group=\"{group}\",server=\"{}\"}} {}",
-                escaped(&server.server.to_string()),
+                "tidegate_upstream_{name}{{group=\"{}\",server=\"{}\"}} {}",
+                escape_label(&server.group),
+                escape_label(&server.server.to_string()),
                 value(server)
             );
         }
@@ -323,7 +327,7 @@ fn write_gate(gatekeeper: &Gatekeeper, text: &mut String) {
             "# HELP tidegate_gate_rule_{name}_total {help}\n# TYPE tidegate_gate_rule_{name}_total counter"
         );
         for rule in report.rules.iter().take(MAX_RULE_METRICS) {
-            let label = rule.rule.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let label = escape_label(&rule.rule);
             let _ = writeln!(
                 text,
                 "tidegate_gate_rule_{name}_total{{rule=\"{label}\",mechanism=\"{}\"}} {}",

@@ -683,3 +683,26 @@ impl Starting {
         self.thread.join().map_err(|_| std::io::Error::other("the thread that waits for them has ended"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, bind, connect, listen, socket};
+
+    use super::*;
+
+    #[test]
+    fn server_whose_queue_is_full_is_reachable_and_one_that_is_not_there_is_not() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name| ServerAddress::Unix(directory.path().join(name));
+        let (full, absent) = (at("full.sock"), at("absent.sock"));
+        let address = SocketAddrUnix::new(directory.path().join("full.sock")).unwrap();
+        let [listener, first] =
+            [(); 2].map(|()| socket(AddressFamily::UNIX, SocketType::STREAM, None).unwrap());
+        bind(&listener, &address).unwrap();
+        listen(&listener, 0).unwrap();
+        connect(&first, &address).unwrap();
+        let errors = probe(&[&full, &absent]);
+        assert!(errors[0].is_none(), "{errors:?}");
+        assert_eq!(errors[1].as_ref().unwrap().kind(), std::io::ErrorKind::NotFound);
+    }
+}

@@ -24,7 +24,7 @@ const INTERIM_RESPONSES: usize = 16;
 /// How much of a request's content is taken, and for how long, when nobody wants it.
 const UNWANTED_BYTES: usize = 64 * 1024;
 const UNWANTED: Duration = Duration::from_secs(3);
-/// How long an answer waits for it to end. Most clients need not be interrupted then.
+/// How long an answer that no upstream gives waits for the end of the request. Most clients need not be interrupted then.
 const MOMENT: Duration = Duration::from_millis(100);
 
 /// Counts a stream among those of its connection.
@@ -206,7 +206,10 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
         let stalled = shared.client.stalls();
         let piece = tokio::select! {
             biased;
-            () = sender.unwanted() => return discard(content).await,
+            () = sender.unwanted() => {
+                drop(stalled);
+                return discard(content).await;
+            }
             piece = within(&allowance, poll_fn(|context| content.poll_data(context))) => piece,
         };
         drop(stalled);

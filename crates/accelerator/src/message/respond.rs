@@ -184,6 +184,7 @@ impl Exchange {
         Response::from_wire(http, Some(bytes.head + bytes.body))
     }
 
+    /// Counts and logs a response. The head may have the version of the message; the log has the client's.
     fn account(&self, head: &RequestHead<'_>, status: u16, bytes: Bytes, cache: &'static str) {
         let head = RequestHead { version: self.version, ..*head };
         self.core.account(self.peer, &head, status, bytes, cache, self.began);

@@ -400,22 +400,19 @@ fn without_port(host: &[u8]) -> &[u8] {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
+    use crate::settings::Upstream;
 
     fn plan(routes: &[(&str, &str, &str)]) -> Plan {
+        let server = SocketAddr::from(([127, 0, 0, 1], 9));
         let settings = Settings {
             workers: 1,
             listeners: Vec::new(),
             https_only: false,
             certificates: Vec::new(),
-            upstreams: ["a", "b", "c"]
-                .map(|name| {
-                    crate::settings::Upstream::new(
-                        name,
-                        vec![std::net::SocketAddr::from(([127, 0, 0, 1], 9))],
-                    )
-                })
-                .to_vec(),
+            upstreams: ["a", "b", "c"].map(|name| Upstream::new(name, vec![server])).to_vec(),
             routes: routes
                 .iter()
                 .map(|(host, path, upstream)| Route {

@@ -12,8 +12,9 @@ use tokio::net::{TcpStream, UnixStream};
 use crate::data_core::pacing;
 use crate::settings::ServerAddress;
 
-/// How long until a server whose queue is full is asked again.
-const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(5);
+/// How long until a server whose queue is full is asked again: at first, and at most. Many requests may wait for it at once.
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
 /// Sends and receives without waiting; whoever has to wait asks when it is ready.
 pub(crate) enum Stream {
@@ -106,10 +107,12 @@ impl AsFd for Stream {
 
 /// A socket of the file system does not say when its queue has room again (unix(7)), where TCP tries again by itself.
 async fn connect_unix(path: &Path) -> io::Result<UnixStream> {
+    let mut pause = FIRST_PAUSE;
     loop {
         match UnixStream::connect(path).await {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                tokio::time::sleep(FULL_QUEUE_PAUSE).await;
+                tokio::time::sleep(pause).await;
+                pause = LONGEST_PAUSE.min(pause * 2);
             }
             connected => return connected,
         }

@@ -316,7 +316,7 @@ static HEALTH_CHECK: Section = Section {
         key(
             "host",
             Kind::Host,
-            Absent("the server's address"),
+            Absent("the server's address; `localhost` by `unix:`"),
             "The host to ask for, where the application knows only its own.",
         ),
         key(
