@@ -186,6 +186,20 @@ impl Client {
         bytes
     }
 
+    /// The data of one chunk of a body (RFC 9112 §7.1); of the last one none, and its trailers are passed over.
+    pub fn chunk(&mut self) -> Vec<u8> {
+        let line = read_line(&mut self.input).expect("a chunk");
+        let size = u64::from_str_radix(line.split(';').next().unwrap_or_default(), 16).expect("a chunk's size");
+        let mut data = Vec::new();
+        if size == 0 {
+            Fields::read(&mut self.input).expect("trailers");
+        } else {
+            read_exactly(&mut self.input, size, &mut data).expect("a whole chunk");
+            assert_eq!(read_line(&mut self.input).expect("a chunk's end"), "");
+        }
+        data
+    }
+
     /// Whether the server has read all that was sent to it: nothing waits in its socket (proc(5), `/proc/net/tcp`).
     pub fn is_read(&self) -> bool {
         let (Ok(SocketAddr::V4(own)), Ok(SocketAddr::V4(server))) =

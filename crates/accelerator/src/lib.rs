@@ -3,9 +3,10 @@
 //! A request's path through this crate: `engine` starts a `data_core` for each processor, which accepts and watches its
 //! clients' sockets. What they say goes through `tls`, if there is any, to `session` (HTTP/1) or `http2`; `dhttp` has
 //! its own way in. All of them ask `service`, which takes the answer from `cache`, `static_files` or `upstream`, past
-//! `icap` where that is wished. `defence` is asked on the way, and `telemetry` is told.
+//! `icap` and `compression` where that is wished. `defence` is asked on the way, and `telemetry` is told.
 
 mod cache;
+mod compression;
 mod data_core;
 mod defence;
 mod dhttp;

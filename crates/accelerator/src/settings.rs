@@ -31,6 +31,8 @@ pub struct Settings {
     pub routes: Vec<Route>,
     /// The shared cache.
     pub cache: Cache,
+    /// What is compressed for clients that accept it.
+    pub compression: Compression,
     /// Whether a request's `Cache-Control` and `Pragma` can lead past a stored response (RFC 9111 §5.2.1).
     pub client_directives: bool,
     /// Sizes, times and counts that protect this server from its peers.
@@ -253,6 +255,86 @@ impl IcapService {
     pub fn host(&self) -> String {
         let rest = self.url.split_once("://").map_or("", |(_, rest)| rest);
         rest.split('/').next().unwrap_or("").to_owned()
+    }
+}
+
+/// A content coding (RFC 9110 §8.4.1).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Coding {
+    /// Brotli (RFC 7932): the shortest, and the slowest to make.
+    Br,
+    /// Zstandard (RFC 8878): the fastest to make.
+    Zstd,
+    /// Known to every client (RFC 1952).
+    Gzip,
+}
+
+impl Coding {
+    /// All of them; of precompressed files, the first that a client accepts is the one that it gets.
+    pub const ALL: [Self; 3] = [Self::Br, Self::Zstd, Self::Gzip];
+
+    /// As `Content-Encoding` and `Accept-Encoding` have it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Br => "br",
+            Self::Zstd => "zstd",
+            Self::Gzip => "gzip",
+        }
+    }
+
+    /// How the names of files end that are compressed with it.
+    pub(crate) fn suffix(self) -> &'static str {
+        match self {
+            Self::Br => ".br",
+            Self::Zstd => ".zst",
+            Self::Gzip => ".gz",
+        }
+    }
+}
+
+/// What is compressed for clients that accept it.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Compression {
+    /// In the order of preference; empty: nothing is compressed.
+    pub codings: Vec<Coding>,
+    /// Media types without parameters; with `*` at the end, all that begin so.
+    pub types: Vec<String>,
+    /// Content that is known to be shorter stays as it is.
+    pub min_bytes: u64,
+}
+
+impl Compression {
+    /// Media types that become much shorter, and are no stream of events.
+    pub const TYPES: [&str; 22] = [
+        "text/html",
+        "text/css",
+        "text/plain",
+        "text/javascript",
+        "text/xml",
+        "text/csv",
+        "text/markdown",
+        "text/calendar",
+        "application/javascript",
+        "application/json",
+        "application/ld+json",
+        "application/manifest+json",
+        "application/xml",
+        "application/xhtml+xml",
+        "application/rss+xml",
+        "application/atom+xml",
+        "application/wasm",
+        "image/svg+xml",
+        "image/vnd.microsoft.icon",
+        "image/bmp",
+        "font/otf",
+        "font/ttf",
+    ];
+}
+
+impl Default for Compression {
+    fn default() -> Self {
+        Self { codings: Vec::new(), types: Self::TYPES.map(str::to_owned).to_vec(), min_bytes: 1024 }
     }
 }
 

@@ -154,6 +154,7 @@ impl Site {
             listeners: vec![Listener { address: (Ipv4Addr::LOCALHOST, 0).into(), protocol: Protocol::Http }],
             certificates: Vec::new(),
             https_only: false,
+            compression: tidegate_accelerator::settings::Compression::default(),
             upstreams: vec![Upstream::new("app", vec![origin()])],
             routes: vec![Route {
                 host: "*".into(),

@@ -12,6 +12,7 @@ use tidegate_http::normalize::{Normalized, Personality, normalize};
 use tidegate_http::{HeadLimits, Progress, RequestParser};
 use tidegate_store::{ObjectInfo, Store, Visit};
 
+use crate::compression;
 use crate::icap::Reviewed;
 use crate::service::client_info::ClientInfo;
 
@@ -19,10 +20,17 @@ use crate::service::client_info::ClientInfo;
 const VARIANTS: u8 = 1;
 const RESPONSE: u8 = 3;
 const FILE: u8 = 4;
+// The same by the codings that clients accept, because of the compression here.
+const RESPONSE_BY_CODING: u8 = 5;
+const FILE_BY_CODING: u8 = 6;
 
 /// Separates a URL from what distinguishes its variants, and the parts of a file's key; cannot occur in a URL or in a
 /// path.
 pub(crate) const KEY_SEPARATOR: u8 = 0;
+/// Stands in the place of `Accept-Encoding` among the fields that select a variant, where it is the compression here that
+/// makes the difference.
+const BY_CODING: &[u8] = b":coding";
+
 /// How a file's key begins.
 const FILE_SCHEME: &[u8] = b"file:";
 
@@ -46,6 +54,8 @@ pub(crate) enum Entry<'a> {
 pub(crate) struct ResponseEntry<'a> {
     pub status: u16,
     pub is_file: bool,
+    /// The compression here alone makes the codings that clients accept select a response; of a file, it is compressed.
+    pub is_by_coding: bool,
     pub policy: Policy,
     /// By which ICAP service, and in which state of it.
     pub reviewed: Reviewed,
@@ -65,7 +75,7 @@ impl<'a> Entry<'a> {
             let (generation, names) = meta.split_first_chunk::<8>()?;
             return Some(Self::Variants { generation: u64::from_le_bytes(*generation), names });
         }
-        if !matches!(kind, RESPONSE | FILE) {
+        if !matches!(kind, RESPONSE | FILE | RESPONSE_BY_CODING | FILE_BY_CODING) {
             return None;
         }
         let (status, meta) = meta.split_first_chunk::<2>()?;
@@ -76,7 +86,8 @@ impl<'a> Entry<'a> {
         let (etag, tags) = meta.split_at_checked(usize::from(u16::from_le_bytes(*etag_length)))?;
         Some(Self::Response(ResponseEntry {
             status: u16::from_le_bytes(*status),
-            is_file: kind == FILE,
+            is_file: matches!(kind, FILE | FILE_BY_CODING),
+            is_by_coding: matches!(kind, RESPONSE_BY_CODING | FILE_BY_CODING),
             policy: Policy::from_bytes(policy)?,
             reviewed: Reviewed::from_bytes(*reviewed),
             last_modified_s: Some(u64::from_le_bytes(*last_modified)).filter(|seconds| *seconds != u64::MAX),
@@ -90,7 +101,12 @@ impl ResponseEntry<'_> {
     /// The form in which an object carries it.
     pub(crate) fn encode(&self, out: &mut Vec<u8>) {
         let etag = self.etag.filter(|etag| etag.len() <= usize::from(u16::MAX)).unwrap_or(b"");
-        out.push(if self.is_file { FILE } else { RESPONSE });
+        out.push(match (self.is_file, self.is_by_coding) {
+            (false, false) => RESPONSE,
+            (false, true) => RESPONSE_BY_CODING,
+            (true, false) => FILE,
+            (true, true) => FILE_BY_CODING,
+        });
         out.extend_from_slice(&self.status.to_le_bytes());
         out.extend_from_slice(&self.last_modified_s.unwrap_or(u64::MAX).to_le_bytes());
         out.extend_from_slice(&self.policy.to_bytes());
@@ -143,7 +159,38 @@ pub(crate) fn append_variant(
 ) {
     key.push(KEY_SEPARATOR);
     key.extend_from_slice(&generation.to_le_bytes());
+    let (by_coding, names) = split_by_coding(names);
+    if by_coding {
+        key.push(b'0' + compression::accepted(&fields));
+    }
     vary::write_secondary_key(names, &fields, own_cookie, key);
+}
+
+/// Makes `names`, which have `accept-encoding`, those of a response that varies by codings because of the compression here.
+pub(crate) fn name_by_coding(names: &[u8]) -> Vec<u8> {
+    let others = names.split(|byte| *byte == b',').filter(|name| *name != b"accept-encoding");
+    std::iter::once(BY_CODING).chain(others).collect::<Vec<_>>().join(&b","[..])
+}
+
+/// Whether names are such, and what else is among them.
+fn split_by_coding(names: &[u8]) -> (bool, &[u8]) {
+    match names.strip_prefix(BY_CODING) {
+        Some(others) => (true, others.strip_prefix(b",").unwrap_or(others)),
+        None => (false, names),
+    }
+}
+
+/// What [`append_variant`] wrote after the generation, to be shown: the codings accepted, if they select, and the fields.
+pub(crate) fn read_variant<'n>(
+    names: &'n [u8],
+    secondary: &[u8],
+) -> Option<(Option<u8>, Vec<vary::Selecting<'n>>)> {
+    let (by_coding, names) = split_by_coding(names);
+    let (mask, secondary) = match by_coding {
+        true => secondary.split_first().map(|(mask, rest)| (Some(mask.wrapping_sub(b'0')), rest))?,
+        false => (None, secondary),
+    };
+    Some((mask, vary::read_secondary_key(names, secondary)?))
 }
 
 /// Writes the key of the file that has this path, which begins with a slash, below a root; the codings that its readers

@@ -6,11 +6,13 @@ use tidegate_http::cache::{self, Forwarded};
 use tidegate_http::{BodyFraming, FieldId, Method};
 use tidegate_store::{Object, Store};
 
+use crate::cache::entries::Entry;
 use crate::cache::fill::{self, Begun, Forward, Storing};
 use crate::cache::flights::{Epoch, Join, Leader, Outcome};
 use crate::cache::follow::{Followed, Follower};
 use crate::cache::lookup::{FOR_THE_ORIGIN, Found, Hit, count_hit, directives, find};
 use crate::cache::validation::{Freshened, Validators, freshen};
+use crate::compression;
 use crate::service::answer::Answer;
 use crate::service::fetch::{ADDED, Fetch};
 use crate::upstream::{RequestBody, UpstreamError};
@@ -165,9 +167,14 @@ impl Fetch<'_> {
         let fields = validators.as_ref().map(Validators::fields);
         let added = fields.as_deref().unwrap_or(&ADDED);
         let mut sent = self.send(&CLIENT_CONDITIONS, added, BodyFraming::None, &mut body).await;
-        if let (Ok(response), Some(stale)) = (&sent, &stale)
+        if let (Ok(response), Some(stale)) = (&mut sent, &stale)
             && response.head().status == 304
         {
+            if let Some(Entry::Response(entry)) = Entry::decode(stale.meta())
+                && entry.is_by_coding
+            {
+                compression::restate_not_modified(response, entry.etag);
+            }
             let storing = self.storing(store, url_key, asked_ms, epoch, None);
             if let Some(freshened) = freshen(&storing, stale, &response.head()) {
                 let Freshened { object, is_stored, own_head, has_age } = freshened;

@@ -10,7 +10,7 @@ use tidegate_http::forward::write_response_fields;
 use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason, write_decimal};
 use tidegate_store::{InsertError, Object, Store, Writer};
 
-use crate::cache::entries::{Entry, ResponseEntry, append_variant, encode_variants};
+use crate::cache::entries::{Entry, ResponseEntry, append_variant, encode_variants, name_by_coding};
 use crate::cache::flights::{Epoch, Flights, Leader, Outcome, Started};
 use crate::cache::transfer::{Fill, Pumped, Reader, Rest};
 use crate::data_core::DataCore;
@@ -254,9 +254,7 @@ impl Storing<'_> {
         mut forward: Forward,
         leader: Option<Leader>,
     ) -> Result<Begun, UpstreamError> {
-        let reviewed = response.reviewed;
-        let Begin { writer, policy, is_fresh, is_shared } =
-            match self.writer(&response.head(), &head, reviewed) {
+        let Begin { writer, policy, is_fresh, is_shared } = match self.writer(&response, &head) {
                 Ok(begun) => begun,
                 Err(unstored) => {
                     if let Some(leader) = leader {
@@ -315,12 +313,9 @@ impl Storing<'_> {
             && evaluate_for_cache(method, fields, etag, last_modified_s) == Precondition::NotModified
     }
 
-    fn writer(
-        &self,
-        response: &ResponseHead<'_>,
-        head: &[u8],
-        reviewed: Reviewed,
-    ) -> Result<Begin, Unstored> {
+    fn writer(&self, response: &Response, head: &[u8]) -> Result<Begin, Unstored> {
+        let (reviewed, is_by_coding) = (response.reviewed, response.is_by_coding);
+        let response = &response.head();
         let now_s = self.core.clock.unix_s();
         let policy = match Policy::new(self.request, response, self.request_time_s(now_s), now_s) {
             Ok(policy) => policy,
@@ -340,13 +335,13 @@ impl Storing<'_> {
             tracing::warn!(limit_bytes = TAG_BYTES, "a response with too many cache tags is not stored");
             return Err(Unstored::ForGood);
         }
-        let key = self.key_for(response).ok_or(Unstored::ByResponse)?;
+        let key = self.key_for(response, is_by_coding).ok_or(Unstored::ByResponse)?;
         if self.is_overtaken(&key, &policy, now_s) {
             return Err(Unstored::ByResponse);
         }
         let is_fresh = matches!(policy.reuse(&RequestDirectives::default(), now_s), Reuse::Fresh { .. });
         let is_shared = is_fresh && key == self.url_key;
-        let meta = response_meta(response, policy, reviewed);
+        let meta = response_meta(response, policy, reviewed, is_by_coding);
         // The stored head is without Age, which each answer computes.
         let writer = match response.framing {
             // A known length lets the store find one place for all of it.
@@ -379,11 +374,14 @@ impl Storing<'_> {
     }
 
     /// The URL's key, or the variant's; makes or remakes the entry that names what selects a variant.
-    pub(crate) fn key_for(&self, response: &ResponseHead<'_>) -> Option<Vec<u8>> {
+    pub(crate) fn key_for(&self, response: &ResponseHead<'_>, is_by_coding: bool) -> Option<Vec<u8>> {
         let mut key = self.url_key.to_vec();
         let mut names = Vec::new();
         if !vary::write_names(&response.fields, &mut names) {
             return Some(key);
+        }
+        if is_by_coding {
+            names = name_by_coding(&names);
         }
         let known = self.store.get(&key).and_then(|object| variants_of(object.meta(), &names));
         let generation = match known {
@@ -415,7 +413,12 @@ fn tag_bytes(response: &ResponseHead<'_>) -> usize {
 }
 
 /// What is stored beside a response.
-pub(crate) fn response_meta(response: &ResponseHead<'_>, policy: Policy, reviewed: Reviewed) -> Vec<u8> {
+pub(crate) fn response_meta(
+    response: &ResponseHead<'_>,
+    policy: Policy,
+    reviewed: Reviewed,
+    is_by_coding: bool,
+) -> Vec<u8> {
     let mut tags = Vec::new();
     for id in TAG_FIELDS {
         for value in response.fields.get_all(id) {
@@ -426,6 +429,7 @@ pub(crate) fn response_meta(response: &ResponseHead<'_>, policy: Policy, reviewe
     let entry = ResponseEntry {
         status: response.status,
         is_file: false,
+        is_by_coding,
         policy,
         reviewed,
         last_modified_s: response.fields.get(FieldId::LastModified).and_then(date::parse),

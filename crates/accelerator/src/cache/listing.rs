@@ -2,12 +2,11 @@
 
 use std::borrow::Cow;
 
-use tidegate_http::cache::vary;
 use tidegate_store::{ObjectInfo, Store, Visit};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::cache::entries::{Entry, FileKey, KEY_SEPARATOR, OTHER_CLAIMS, OTHER_HOST, url_of};
-use crate::static_files::CODINGS;
+use crate::cache::entries::{Entry, FileKey, KEY_SEPARATOR, OTHER_CLAIMS, OTHER_HOST, read_variant, url_of};
+use crate::compression;
 
 /// Request fields that let their bearer in somewhere: of their values only a hash is shown.
 const SECRET: [&str; 3] = ["authorization", "cookie", "proxy-authorization"];
@@ -79,7 +78,7 @@ fn selected_by(store: &Store, key: &[u8]) -> Vec<SelectingField> {
     if let Some(FileKey { codings: mask, .. }) = FileKey::read(key) {
         return match mask {
             0 => Vec::new(),
-            mask => vec![("accept-encoding".into(), Some(codings(mask)))],
+            mask => vec![("accept-encoding".into(), Some(compression::listed(mask)))],
         };
     }
     let url_bytes = url_of(key).len();
@@ -100,8 +99,10 @@ fn variant<'k>(store: &Store, key: &'k [u8], at: usize) -> Option<(&'k [u8], Vec
     if generation != u64::from_le_bytes(*own) {
         return None;
     }
-    let fields = vary::read_secondary_key(names, secondary)?;
-    Some((url_key, fields.iter().map(|(name, value)| field(name, value.as_deref())).collect()))
+    let (mask, fields) = read_variant(names, secondary)?;
+    let fields = fields.iter().map(|(name, value)| field(name, value.as_deref()));
+    let coded = mask.map(|mask| ("accept-encoding".into(), (mask > 0).then(|| compression::listed(mask))));
+    Some((url_key, coded.into_iter().chain(fields).collect()))
 }
 
 /// What a trusted proxy said of the URL, as [`crate::cache::entries::write_url_key`] wrote it.
@@ -137,9 +138,4 @@ fn field(name: &[u8], value: Option<&[u8]>) -> SelectingField {
 
 fn hash(bytes: &[u8]) -> String {
     format!("#{:08x}", xxh3_64(bytes) as u32)
-}
-
-fn codings(mask: u8) -> String {
-    let accepted = CODINGS.iter().enumerate().filter(|(bit, _)| mask & 1 << bit != 0);
-    accepted.map(|(_, (coding, _))| *coding).collect::<Vec<_>>().join(", ")
 }

@@ -103,14 +103,14 @@ pub(super) fn freshen(
     };
     let policy = match policy {
         Err(refusal) if refusal.is_by_request() => return for_this_request(),
-        policy => policy.ok().filter(|_| storing.key_for(&response).is_some_and(|key| key == stale.key())),
+        policy => policy.ok().filter(|_| storing.key_for(&response, entry.is_by_coding).is_some_and(|key| key == stale.key())),
     };
     // What is no longer to be stored, or is now selected by other fields (RFC 9111 §4.1), is gone for the next request.
     let Some(policy) = policy else {
         storing.store.remove(stale.key());
         return None;
     };
-    let meta = fill::response_meta(&response, policy, entry.reviewed);
+    let meta = fill::response_meta(&response, policy, entry.reviewed, entry.is_by_coding);
     match storing.store.replace_meta(stale.key(), stale, &meta, &head) {
         Ok(object) => Some(Freshened { object, is_stored: true, own_head, has_age }),
         Err(_) => for_this_request(),

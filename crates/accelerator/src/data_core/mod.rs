@@ -139,6 +139,8 @@ pub(crate) struct DataCore {
     pub scratch: RefCell<Scratch>,
     /// Which clients of trusted proxies are on the block list.
     pub block_list: BlockListCache,
+    /// Responses that are being compressed.
+    pub compressing: Rc<Cell<usize>>,
     plan: RefCell<Arc<Plan>>,
     pools: RefCell<Rc<Pools>>,
     icap: RefCell<Rc<icap::Services>>,
@@ -202,7 +204,8 @@ impl DataCore {
                 parser: RefCell::new(RequestParser::new(plan.limits.head)),
                 batch: Batch::new(plan.limits.head),
                 scratch: RefCell::default(),
-                block_list: BlockListCache::default(),
+                compressing: Rc::default(),
+            block_list: BlockListCache::default(),
                 pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups()), None))),
                 icap: RefCell::new(Rc::new(icap::Services::new(&plan.icap, plan.folds_case, start.workers))),
                 workers: start.workers,

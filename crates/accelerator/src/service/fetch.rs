@@ -12,6 +12,7 @@ use tidegate_store::Store;
 
 use crate::cache::entries::write_url_key;
 use crate::cache::fill::{self, Forward, Streamed};
+use crate::compression;
 use crate::data_core::DataCore;
 use crate::icap;
 use crate::service::answer::{Answer, Incoming};
@@ -185,11 +186,19 @@ impl Fetch<'_> {
             hash: self.placing_hash(),
             upgrade: head.upgrade.then_some(head.fields),
         };
-        let response = self.pools.send(self.group, request, body).await?;
-        if self.plan.icap.is_empty() {
+        let mut response = self.pools.send(self.group, request, body).await?;
+        if !self.plan.icap.is_empty() {
+            response = Box::pin(icap::review_response(self.core, &self.incoming, response)).await?;
+        }
+        let Some(compression) = &self.plan.compression else { return Ok(response) };
+        if response.head().status == 304 {
+            // Those of the cache are about what it has.
+            if !removed.contains(&FieldId::IfNoneMatch) {
+                compression::restate_for_client(&mut response, &head.fields);
+            }
             return Ok(response);
         }
-        Box::pin(icap::review_response(self.core, &self.incoming, response)).await
+        Ok(compression::apply(self.core, compression, head, response))
     }
 
     /// What decides which server of the group answers, where that is decided so.

@@ -17,7 +17,7 @@ use crate::data_core::admission::{Admission, Asked};
 use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
 use crate::service::block_list::BlockListCache;
 use crate::service::client_info::ClientInfo;
-use crate::settings::{IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
+use crate::settings::{Compression, IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
 use crate::static_files::serve::{Root, RootPlace};
 use crate::tls::{self, CertificateError};
 use crate::upstream::Groups;
@@ -80,6 +80,8 @@ pub(crate) enum Destination {
 pub(crate) struct Plan {
     pub limits: Limits,
     pub client_directives: bool,
+    /// `None`: nothing is compressed.
+    pub compression: Option<Arc<Compression>>,
     pub trusted_proxies: Vec<IpPrefix>,
     pub personality: Personality,
     pub pseudonym: String,
@@ -147,6 +149,7 @@ impl Plan {
         routes.sort_by(|(a, _), (b, _)| {
             a.host.rank().cmp(&b.host.rank()).then_with(|| b.path.len().cmp(&a.path.len()))
         });
+        let compression = (!settings.compression.codings.is_empty()).then(|| Arc::new(settings.compression.clone()));
         Ok(Self {
             limits: settings.limits,
             client_directives: settings.client_directives,
@@ -166,7 +169,8 @@ impl Plan {
             secure_port: settings.https_only.then(|| secure_port(&settings.listeners)),
             groups: Arc::new(Groups::new(&settings.upstreams, before)),
             folds_case: settings.personality.folds_case(),
-            roots: Root::open_all(&places, store)?,
+            roots: Root::open_all(&places, store, compression.as_ref())?,
+            compression,
             routes,
         })
     }
@@ -411,6 +415,7 @@ mod tests {
             workers: 1,
             listeners: Vec::new(),
             https_only: false,
+            compression: crate::settings::Compression::default(),
             certificates: Vec::new(),
             upstreams: ["a", "b", "c"].map(|name| Upstream::new(name, vec![server])).to_vec(),
             routes: routes

@@ -15,6 +15,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{Access, AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 
+use crate::settings::Coding;
+
 pub use types::content_type;
 pub(crate) use watch::Watcher;
 
@@ -32,7 +34,10 @@ pub(crate) struct StaticFile {
     pub stamp: Stamp,
     pub etag: String,
     pub content_type: &'static str,
-    pub content_encoding: Option<&'static str>,
+    /// Of the content of `file`, which is a precompressed sibling then.
+    pub content_encoding: Option<Coding>,
+    /// What it is to be compressed with for the client.
+    pub wanted: Option<Coding>,
     /// The answer depends on Accept-Encoding.
     pub vary: bool,
     /// It can change without its directory telling: it was reached by a symbolic link, has another name elsewhere, or
@@ -65,9 +70,10 @@ impl Stamp {
     }
 
     /// An entity tag; different ones for the content codings.
-    fn etag(&self, coding: Option<&str>) -> String {
+    fn etag(&self, coding: Option<Coding>) -> String {
         let Self { length, modified: (s, ns), inode, .. } = self;
-        format!("\"{length:x}-{s:x}.{ns:x}-{inode:x}{}\"", coding.map_or("", |coding| &coding[..1]))
+        let mark = coding.map_or("", |coding| &coding.name()[..1]);
+        format!("\"{length:x}-{s:x}.{ns:x}-{inode:x}{mark}\"")
     }
 }
 
@@ -100,9 +106,6 @@ pub(crate) enum StaticError {
     Io(io::Error),
 }
 
-/// The content codings of precompressed siblings and the suffixes of their names, in the order of preference.
-pub(crate) const CODINGS: [(&str, &str); 3] = [("br", ".br"), ("zstd", ".zst"), ("gzip", ".gz")];
-
 impl StaticRoot {
     /// Opens the directory.
     ///
@@ -120,7 +123,7 @@ impl StaticRoot {
         Ok(Self { directory })
     }
 
-    /// Finds the file for a percent-decoded path that begins with `/`. `accepted` says which of [`CODINGS`] the client
+    /// Finds the file for a percent-decoded path that begins with `/`. `accepted` says which of [`Coding::ALL`] the client
     /// takes, as a mask. Blocks: not for a data core.
     pub(crate) fn lookup(&self, path: &[u8], accepted: u8) -> Result<StaticFile, StaticError> {
         let relative = path.strip_prefix(b"/").ok_or(StaticError::NotFound)?;
@@ -135,8 +138,8 @@ impl StaticRoot {
         let mut is_linked = plain.is_linked || !self.may_be_watched(&name);
         let mut vary = false;
         let mut chosen = None;
-        for (bit, (coding, suffix)) in CODINGS.iter().enumerate() {
-            let sibling = [&name, suffix.as_bytes()].concat();
+        for (bit, coding) in Coding::ALL.into_iter().enumerate() {
+            let sibling = [&name, coding.suffix().as_bytes()].concat();
             let Ok(found) = self.open_file(&sibling) else { continue };
             // Compressed from an earlier version of the file.
             if found.stamp.modified < plain.stamp.modified {
@@ -145,7 +148,7 @@ impl StaticRoot {
             vary = true;
             is_linked |= found.is_linked;
             if chosen.is_none() && accepted & (1 << bit) != 0 {
-                chosen = Some((found, *coding));
+                chosen = Some((found, coding));
             }
         }
         let (Opened { file, stamp, .. }, content_encoding) = match chosen {
@@ -154,7 +157,7 @@ impl StaticRoot {
         };
         let content_type = types::content_type(&name);
         let etag = stamp.etag(content_encoding);
-        Ok(StaticFile { file, stamp, etag, content_type, content_encoding, vary, is_linked })
+        Ok(StaticFile { file, stamp, etag, content_type, content_encoding, wanted: None, vary, is_linked })
     }
 
     /// Whether every directory on the way to a file may be read, and not only be passed.

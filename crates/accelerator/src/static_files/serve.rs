@@ -1,5 +1,6 @@
 //! Files below a root directory, kept in the cache like any response and dropped from it when they change.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
@@ -9,27 +10,30 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use tidegate_http::cache::Policy;
-use tidegate_http::cache::vary::{MOST_WANTED, weight};
 use tidegate_http::normalize::{Normalized, percent_decode};
-use tidegate_http::{FieldId, Method, RequestHead, date};
-use tidegate_store::{Object, Store, Visit};
+use tidegate_http::{Method, RequestHead, date};
+use tidegate_store::{Object, Store, Visit, Writer};
 
 use crate::cache::entries::{Entry, FileKey, PurgePattern, ResponseEntry, write_file_key};
 use crate::cache::flights::{Join, Leader, News, Outcome};
 use crate::cache::lookup::{Form, Found, Hit, find, form_of_file, hit};
+use crate::compression;
 use crate::data_core::DataCore;
 use crate::icap::Reviewed;
 use crate::service::answer::Answer;
 use crate::service::plan::{Destination, Plan, PlanError};
+use crate::settings::{Coding, Compression};
 use crate::static_files::large_files::{Known, LARGE_BYTES, LargeFile, LargeFiles};
-use crate::static_files::{self, CODINGS, Stamp, StaticError, StaticFile, StaticRoot, Watcher};
+use crate::static_files::{self, Stamp, StaticError, StaticFile, StaticRoot, Watcher};
 
 /// Bytes of a file that are read at once on the way to a client.
 const PIECE_BYTES: u64 = 64 * 1024;
 /// For how many seconds a file is served from the cache that can change unnoticed.
 const LINKED_S: u32 = 1;
 /// Every combination of content codings that a client may accept.
-const MASKS: u8 = 1 << CODINGS.len();
+const MASKS: u8 = 1 << Coding::ALL.len();
+/// A larger file is not compressed: all of it would be held in memory meanwhile.
+const MOST_COMPRESSED_BYTES: u64 = 8 << 20;
 
 /// How often a request waits for another one that reads the same file, before it reads for itself.
 const FOLLOW_ATTEMPTS: usize = 3;
@@ -52,6 +56,7 @@ pub(crate) struct Root {
     path: PathBuf,
     large: Arc<LargeFiles>,
     changes: Changes,
+    compression: Option<Arc<Compression>>,
 }
 
 /// What the watcher and the readers of one root share.
@@ -82,6 +87,7 @@ impl Root {
     pub(crate) fn open_all(
         places: &[RootPlace],
         store: Option<Arc<Store>>,
+        compression: Option<&Arc<Compression>>,
     ) -> Result<Vec<Arc<Self>>, PlanError> {
         if let Some(store) = &store {
             // Files may have changed while nobody watched.
@@ -93,14 +99,18 @@ impl Root {
         places
             .iter()
             .map(|place| {
-                Self::open(place, store.clone())
+                Self::open(place, store.clone(), compression.cloned())
                     .map(Arc::new)
                     .map_err(|source| PlanError::Root { path: place.path.clone(), source })
             })
             .collect()
     }
 
-    fn open(place: &RootPlace, store: Option<Arc<Store>>) -> io::Result<Self> {
+    fn open(
+        place: &RootPlace,
+        store: Option<Arc<Store>>,
+        compression: Option<Arc<Compression>>,
+    ) -> io::Result<Self> {
         let path = std::path::absolute(&place.path)?;
         let root = Arc::new(RwLock::new(StaticRoot::open(&path)?));
         let count = Arc::new(AtomicU64::new(0));
@@ -122,10 +132,11 @@ impl Root {
             .inspect_err(|error| tracing::warn!(%error, root = %path.display(), "files are not watched, so they are not cached"))
             .ok();
             if watcher.is_some() {
-                preload(&path, place.routes.clone(), store, Arc::clone(&count), Arc::clone(&stop_preload));
+                let routes = place.routes.clone();
+                preload(&path, routes, store, (Arc::clone(&count), Arc::clone(&stop_preload)), compression.clone());
             }
         }
-        Ok(Self { root, path, large, changes: Changes { count, stop_preload, _watcher: watcher } })
+        Ok(Self { root, path, large, changes: Changes { count, stop_preload, _watcher: watcher }, compression })
     }
 
     /// The pattern of what is stored of the file that a URL's normalized path names, or of all below that begin like
@@ -137,7 +148,8 @@ impl Root {
     }
 
     fn lookup(&self, path: &[u8], mask: u8) -> Result<StaticFile, StaticError> {
-        self.root.read().unwrap_or_else(PoisonError::into_inner).lookup(path, mask)
+        let file = self.root.read().unwrap_or_else(PoisonError::into_inner).lookup(path, mask)?;
+        Ok(offered(file, self.compression.as_deref(), mask))
     }
 
     /// Closes the files that are kept open for speed alone.
@@ -150,13 +162,27 @@ impl Root {
     }
 }
 
+/// A file as clients get it that accept the codings of `mask`.
+fn offered(file: StaticFile, compression: Option<&Compression>, mask: u8) -> StaticFile {
+    let length = file.stamp.length;
+    let is_offered = |compression: &&Compression| {
+        file.content_encoding.is_none()
+            && length <= MOST_COMPRESSED_BYTES
+            && compression.takes(file.content_type.as_bytes(), Some(length))
+    };
+    match compression.filter(is_offered) {
+        None => file,
+        Some(compression) => StaticFile { vary: true, wanted: compression.choose(mask), ..file },
+    }
+}
+
 /// Fills the cache from a root on a thread of its own; requests are answered meanwhile.
 fn preload(
     path: &Path,
     routes: Vec<Vec<u8>>,
     store: Arc<Store>,
-    count: Arc<AtomicU64>,
-    stop: Arc<AtomicBool>,
+    (count, stop): (Arc<AtomicU64>, Arc<AtomicBool>),
+    compression: Option<Arc<Compression>>,
 ) {
     let path = path.to_path_buf();
     let mut left = store.stats().capacity_bytes / PRELOAD_SHARE;
@@ -171,6 +197,7 @@ fn preload(
             left -= file.stamp.length;
             let key = file_key(&path, relative, 0);
             let before = count.load(Ordering::SeqCst);
+            let file = offered(file, compression.as_deref(), 0);
             store_file(&store, &key, file, || count.load(Ordering::SeqCst) == before);
         });
         if let Err(error) = result {
@@ -206,7 +233,7 @@ fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
         large.close_all();
         return;
     }
-    let original = CODINGS.iter().find_map(|(_, suffix)| relative.strip_suffix(suffix.as_bytes()));
+    let original = Coding::ALL.iter().find_map(|coding| relative.strip_suffix(coding.suffix().as_bytes()));
     for name in [Some(relative), original].into_iter().flatten() {
         let directory =
             name.strip_suffix(b"index.html").filter(|rest| rest.is_empty() || rest.ends_with(b"/"));
@@ -223,34 +250,7 @@ fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
 /// Writes the key of the file that a request asks for.
 pub(crate) fn write_key(root: &Root, head: &RequestHead<'_>, normalized: &Normalized<'_>, key: &mut Vec<u8>) {
     let path = |key: &mut Vec<u8>| percent_decode(normalized.path, key);
-    write_file_key(root.path.as_os_str().as_bytes(), path, accepted_codings(head), key);
-}
-
-/// Which of [`CODINGS`] the client accepts (RFC 9110 §12.5.3), as a mask. Without those that would be preferred to one
-/// that the client wants more.
-fn accepted_codings(head: &RequestHead<'_>) -> u8 {
-    let mut weights = [0; CODINGS.len()];
-    let members =
-        head.fields.get_all(FieldId::AcceptEncoding).flat_map(|value| value.split(|byte| *byte == b','));
-    for member in members {
-        let mut parts = member.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
-        let name = parts.next().unwrap_or(b"");
-        let quality = parts.find(|parameter| matches!(parameter, [b'q' | b'Q', b'=', ..]));
-        // A weight that cannot be read is none.
-        let weight = quality.map_or(MOST_WANTED, |quality| weight(quality).unwrap_or(0));
-        if let Some(index) =
-            CODINGS.iter().position(|(coding, _)| name.eq_ignore_ascii_case(coding.as_bytes()))
-        {
-            weights[index] = weight;
-        }
-    }
-    let (mut mask, mut most) = (0, 1);
-    for (bit, &weight) in weights.iter().enumerate().rev() {
-        if weight >= most {
-            (mask, most) = (mask | 1 << bit, weight);
-        }
-    }
-    mask
+    write_file_key(root.path.as_os_str().as_bytes(), path, compression::accepted(&head.fields), key);
 }
 
 /// Answers a request for a file that is not in the cache.
@@ -274,7 +274,7 @@ pub(crate) async fn answer(
         Turn::Found(hit) => return Answer::Stored(*hit),
     };
     let (root, store) = (Arc::clone(root), core.store.clone());
-    let mask = accepted_codings(head);
+    let mask = compression::accepted(&head.fields);
     let mut path = Vec::with_capacity(normalized.path.len());
     percent_decode(normalized.path, &mut path);
     let loaded = tokio::task::spawn_blocking(move || load(&root, store.as_deref(), &key, &path, mask)).await;
@@ -294,7 +294,7 @@ pub(crate) async fn answer(
             let now_s = core.clock.unix_s();
             let modified_s = modified_s(&file, now_s);
             let form = form_of_file(head, length, Some(file.etag.as_bytes()), modified_s, now_s);
-            let head = file_head(&file, modified_s);
+            let head = file_head(&file, None, modified_s);
             Answer::File(OpenFile { file: file.file, length, form, head })
         }
         Ok(Loaded::Failed(error)) => failed(core, error, normalized),
@@ -330,7 +330,9 @@ pub(crate) fn large_file(
     }
     let Some(Destination::Root(index)) = plan.route(normalized) else { return None };
     let (root, store) = (plan.roots.get(index)?, core.store.as_ref()?);
-    let Some(Entry::Response(ResponseEntry { etag: Some(etag), .. })) = Entry::decode(hit.object.meta())
+    // What was compressed here is in no file.
+    let Some(Entry::Response(ResponseEntry { etag: Some(etag), is_by_coding: false, .. })) =
+        Entry::decode(hit.object.meta())
     else {
         return None;
     };
@@ -449,13 +451,13 @@ fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -
 /// What is stored of a linked file, if the file is still the same: good for another second.
 fn confirm(store: &Store, key: &[u8], file: &StaticFile) -> Option<Object> {
     let stored = store.get(key).filter(|_| file.is_linked)?;
-    match Entry::decode(stored.meta()) {
-        Some(Entry::Response(entry)) if entry.etag == Some(file.etag.as_bytes()) => {
-            let (meta, head) = meta_and_head(file);
-            store.replace_meta(key, &stored, &meta, &head).ok()
-        }
-        _ => None,
+    let Some(Entry::Response(entry)) = Entry::decode(stored.meta()) else { return None };
+    let coding = file.wanted.filter(|_| entry.is_by_coding);
+    if entry.etag != Some(etag(file, coding).as_bytes()) {
+        return None;
     }
+    let (meta, head) = meta_and_head(file, coding);
+    store.replace_meta(key, &stored, &meta, &head).ok()
 }
 
 /// The date of a file's last change that clients are told: none to come (RFC 9110 §8.8.2.1).
@@ -463,52 +465,58 @@ fn modified_s(file: &StaticFile, now_s: u64) -> u64 {
     file.stamp.modified_s().min(now_s)
 }
 
-/// What is stored with a file's content.
-fn meta_and_head(file: &StaticFile) -> (Vec<u8>, Vec<u8>) {
-    let now_s = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
-    let modified_s = modified_s(file, now_s);
-    (file_meta(file, modified_s, now_s), file_head(file, modified_s))
+/// The entity tag of a file that is compressed here with `coding`, if with any: a weak one then, since another version of
+/// this program may make something else of it.
+fn etag(file: &StaticFile, coding: Option<Coding>) -> Cow<'_, str> {
+    match coding {
+        None => Cow::Borrowed(&file.etag),
+        Some(coding) => Cow::Owned(format!("W/{}", file.stamp.etag(Some(coding)))),
+    }
 }
 
-fn file_meta(file: &StaticFile, modified_s: u64, now_s: u64) -> Vec<u8> {
+/// What is stored with a file's content, which is compressed here with `coding`, if with any.
+fn meta_and_head(file: &StaticFile, coding: Option<Coding>) -> (Vec<u8>, Vec<u8>) {
+    let now_s = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
+    let modified_s = modified_s(file, now_s);
+    (file_meta(file, coding, modified_s, now_s), file_head(file, coding, modified_s))
+}
+
+fn file_meta(file: &StaticFile, coding: Option<Coding>, modified_s: u64, now_s: u64) -> Vec<u8> {
     let mut meta = Vec::with_capacity(128);
+    let etag = etag(file, coding);
     let entry = ResponseEntry {
         status: 200,
         is_file: true,
+        is_by_coding: coding.is_some(),
         policy: match file.is_linked {
             false => Policy::default(),
             true => Policy::fresh_for(LINKED_S, now_s),
         },
         reviewed: Reviewed::BY_NOBODY,
         last_modified_s: Some(modified_s),
-        etag: Some(file.etag.as_bytes()),
+        etag: Some(etag.as_bytes()),
         tags: b"",
     };
     entry.encode(&mut meta);
     meta
 }
 
-/// Reads a file into the cache; it stays there only if nothing changed meanwhile.
+/// Reads a file into the cache, compressed if that is wanted and of use; it stays there only if nothing changed meanwhile.
 fn store_file(
     store: &Store,
     key: &[u8],
     mut file: StaticFile,
     is_current: impl Fn() -> bool,
 ) -> Option<Object> {
-    let (meta, head) = meta_and_head(&file);
-    let mut writer = store.insert_sized(key, &meta, &head, file.stamp.length).ok()?;
-    let mut buffer = vec![0; 64 * 1024];
-    loop {
-        match file.file.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(length) => writer.write(&buffer[..length]).ok()?,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return None,
+    let writer = match file.wanted {
+        Some(coding) => write_compressed(store, key, &mut file, coding)?,
+        None => {
+            let (meta, head) = meta_and_head(&file, None);
+            let mut writer = store.insert_sized(key, &meta, &head, file.stamp.length).ok()?;
+            read(&mut file, |piece| writer.write(piece).is_ok())?;
+            writer
         }
-    }
-    if writer.written() != file.stamp.length {
-        return None;
-    }
+    };
     let object = writer.commit();
     if !is_current() {
         store.remove(key);
@@ -516,18 +524,50 @@ fn store_file(
     Some(object)
 }
 
-fn file_head(file: &StaticFile, modified_s: u64) -> Vec<u8> {
+fn write_compressed(store: &Store, key: &[u8], file: &mut StaticFile, coding: Coding) -> Option<Writer> {
+    let mut content = Vec::with_capacity(usize::try_from(file.stamp.length).ok()?);
+    read(file, |piece| {
+        content.extend_from_slice(piece);
+        true
+    })?;
+    let compressed = compression::compress_whole(&content, coding);
+    let (meta, head) = meta_and_head(file, compressed.is_some().then_some(coding));
+    let content = compressed.unwrap_or(content);
+    let mut writer = store.insert_sized(key, &meta, &head, content.len() as u64).ok()?;
+    writer.write(&content).ok()?;
+    Some(writer)
+}
+
+/// Hands on all of a file, if that is as long as it was.
+fn read(file: &mut StaticFile, mut take: impl FnMut(&[u8]) -> bool) -> Option<()> {
+    let mut buffer = vec![0; 64 * 1024];
+    let mut left = file.stamp.length;
+    loop {
+        match file.file.read(&mut buffer) {
+            Ok(0) => return (left == 0).then_some(()),
+            Ok(length) => {
+                left = left.checked_sub(length as u64)?;
+                take(&buffer[..length]).then_some(())?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+fn file_head(file: &StaticFile, coding: Option<Coding>, modified_s: u64) -> Vec<u8> {
     use std::io::Write;
     let mut head = Vec::with_capacity(256);
     let _ = write!(
         head,
         "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nETag: {}\r\nLast-Modified: ",
-        file.content_type, file.etag
+        file.content_type,
+        etag(file, coding)
     );
     head.extend_from_slice(&date::format(modified_s));
     head.extend_from_slice(b"\r\nAccept-Ranges: bytes\r\n");
-    if let Some(coding) = file.content_encoding {
-        let _ = write!(head, "Content-Encoding: {coding}\r\n");
+    if let Some(coding) = coding.or(file.content_encoding) {
+        let _ = write!(head, "Content-Encoding: {}\r\n", coding.name());
     }
     if file.vary {
         head.extend_from_slice(b"Vary: Accept-Encoding\r\n");

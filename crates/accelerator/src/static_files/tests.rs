@@ -45,7 +45,7 @@ fn precompressed_siblings_go_to_those_who_accept_them() {
     let site = site();
     let root = StaticRoot::open(&site.path().join("root")).unwrap();
     for (mask, coding, content) in
-        [(0, None, "plain"), (0b100, Some("gzip"), "gzip"), (0b101, Some("br"), "brotli")]
+        [(0, None, "plain"), (0b100, Some(Coding::Gzip), "gzip"), (0b101, Some(Coding::Br), "brotli")]
     {
         let file = root.lookup(b"/a b.css", mask).unwrap();
         assert_eq!((file.content_encoding, file.vary), (coding, true));
@@ -64,7 +64,7 @@ fn sibling_older_than_its_file_is_left_alone() {
     let gzip = File::options().write(true).open(site.path().join("root/a b.css.gz")).unwrap();
     gzip.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
     assert_eq!(root.lookup(b"/a b.css", 0b100).unwrap().content_encoding, None);
-    assert_eq!(root.lookup(b"/a b.css", 0b101).unwrap().content_encoding, Some("br"));
+    assert_eq!(root.lookup(b"/a b.css", 0b101).unwrap().content_encoding, Some(Coding::Br));
 }
 
 #[test]

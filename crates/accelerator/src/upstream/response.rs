@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, ResponseHead};
 
+use crate::compression::CompressedContent;
 use crate::icap::{AdaptedBody, OriginBody, Reviewed};
 use crate::upstream::exchange::{Head, Received, read_more};
 use crate::upstream::pool::Lease;
@@ -44,6 +45,8 @@ pub(crate) struct Response {
     upload_state: Option<Rc<Cell<UploadState>>>,
     /// By which ICAP service, and in which state of it.
     pub(crate) reviewed: Reviewed,
+    /// The codings that clients accept select it, by this server's choice alone.
+    pub(crate) is_by_coding: bool,
 }
 
 enum Body {
@@ -55,6 +58,8 @@ enum Body {
     UntilClose,
     /// What an ICAP service has put in the place of the server's.
     Adapted(Box<AdaptedBody<OriginBody>>),
+    /// The server's, compressed here.
+    Compressed(Box<CompressedContent>),
 }
 
 impl Response {
@@ -90,6 +95,7 @@ impl Response {
             upload_state: received.upload.as_ref().map(Upload::state),
             upload: received.upload,
             reviewed: Reviewed::BY_NOBODY,
+            is_by_coding: false,
         });
         response.finish_if_done();
         response
@@ -97,12 +103,21 @@ impl Response {
 
     /// What an ICAP service has put in the place of a server's response.
     pub(crate) fn adapted(head: Head, content: Option<AdaptedBody<OriginBody>>) -> Box<Self> {
+        Self::replacing(head, content.map_or(Body::Done, |content| Body::Adapted(Box::new(content))))
+    }
+
+    /// A server's response with another head, and compressed.
+    pub(crate) fn compressed(head: Head, content: CompressedContent) -> Box<Self> {
+        Self::replacing(head, Body::Compressed(Box::new(content)))
+    }
+
+    fn replacing(head: Head, body: Body) -> Box<Self> {
         Box::new(Self {
             head,
             interim: Vec::new(),
             ahead: None,
             given: Vec::new(),
-            body: content.map_or(Body::Done, |content| Body::Adapted(Box::new(content))),
+            body,
             buffer: Vec::new(),
             taken: 0,
             silence: Duration::ZERO,
@@ -112,7 +127,13 @@ impl Response {
             upload: None,
             upload_state: None,
             reviewed: Reviewed::BY_NOBODY,
+            is_by_coding: false,
         })
+    }
+
+    /// Says something else of the same body, in the same framing.
+    pub(crate) fn set_head(&mut self, head: Head) {
+        self.head = head;
     }
 
     pub(crate) fn head(&self) -> ResponseHead<'_> {
@@ -151,8 +172,8 @@ impl Response {
             self.given = ahead;
             return Ok(Some(&self.given));
         }
-        if matches!(self.body, Body::Adapted(_)) {
-            return self.adapted_chunk().await;
+        if matches!(self.body, Body::Adapted(_) | Body::Compressed(_)) {
+            return self.replaced_chunk().await;
         }
         let piece = loop {
             match self.decode()? {
@@ -168,7 +189,7 @@ impl Response {
         Ok(Some(self.buffer.get(piece).unwrap_or(&[])))
     }
 
-    async fn adapted_chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
+    async fn replaced_chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
         match &mut self.body {
             // Boxed, because it may read from a response of its own.
             Body::Adapted(content) => Box::pin(content.piece()).await.map_err(|error| match error {
@@ -176,6 +197,7 @@ impl Response {
                 UpstreamError::Client(_) => UpstreamError::Incomplete,
                 error => error,
             }),
+            Body::Compressed(content) => Box::pin(content.piece()).await,
             _ => Ok(None),
         }
     }
@@ -184,6 +206,7 @@ impl Response {
     pub(crate) fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
         match &self.body {
             Body::Chunked(decoder) => Box::new(decoder.trailers(self.head().fields)),
+            Body::Compressed(content) => content.trailers(),
             _ => Box::new(std::iter::empty()),
         }
     }
@@ -231,7 +254,7 @@ impl Response {
         let input = self.buffer.get(self.taken..).unwrap_or(&[]);
         let available = input.len();
         let take = match &mut self.body {
-            Body::Done | Body::Adapted(_) => return Ok(Decoded::End),
+            Body::Done | Body::Adapted(_) | Body::Compressed(_) => return Ok(Decoded::End),
             Body::UntilClose => available,
             Body::Length { left } => {
                 let take = usize::try_from(*left).unwrap_or(usize::MAX).min(available);

@@ -108,6 +108,7 @@ pub(super) static FILE: Section = Section {
             "Which requests go where.",
         ),
         key("cache", Kind::Table(&CACHE), Absent("as below"), "The shared cache."),
+        key("compression", Kind::Table(&COMPRESSION), Absent("as below"), "What is compressed for clients."),
         key("limits", Kind::Table(&LIMITS), Absent("as below"), "What a client may cost."),
         key("log", Kind::Table(&LOG), Absent("as below"), "The access log."),
         key("connection", Kind::Tables(&CONNECTION), Absent("none"), "Rules for connections."),
@@ -386,6 +387,36 @@ static CACHE: Section = Section {
 
 const MIN_RATE: Kind = Kind::Rate { max: GIB };
 const HEAD_SIZE: Kind = Kind::Size { min: 256, max: MIB, zero_is_off: false };
+
+static COMPRESSION: Section = Section {
+    name: "compression",
+    doc: "Content that has no content coding is compressed for clients that accept one: an upstream's on its way into the \
+          cache, a file's when it is first asked for. What `Cache-Control: no-transform` forbids stays as it is, and so \
+          does what comes while there is stress. A compressed response has a weak entity tag.",
+    enforced: true,
+    keys: &[
+        key(
+            "codings",
+            Kind::List { of: &Kind::Choice(&["zstd", "br", "gzip"]), min: 0 },
+            Absent("nothing is compressed"),
+            "Content codings in the order of preference. zstd costs the least, br makes the least bytes, and gzip is known \
+             to every client: [\"zstd\", \"br\", \"gzip\"]. A page that shows a secret beside what a request says should \
+             not be compressed with it over TLS (BREACH).",
+        ),
+        key(
+            "types",
+            Kind::List { of: &Kind::MediaType, min: 1 },
+            Absent("text, scripts, data and drawings"),
+            "Media types of content that is compressed; `*` at the end stands for anything: [\"text/*\"].",
+        ),
+        key(
+            "min_size",
+            Kind::Size { min: 1, max: GIB, zero_is_off: false },
+            Is("1KiB"),
+            "Content that is known to be shorter stays as it is.",
+        ),
+    ],
+};
 
 static LIMITS: Section = Section {
     name: "limits",

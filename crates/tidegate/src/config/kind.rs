@@ -48,6 +48,8 @@ pub(super) enum Kind {
     Name,
     /// A method of HTTP: a name in capitals.
     Method,
+    /// `type/subtype` of content, with `*` at the end for all that begin so.
+    MediaType,
     Listen,
     Server,
     Prefix,
@@ -189,6 +191,7 @@ impl Kind {
                 Err(format!("{}: case counts, write {:?}", wrong(), text.to_ascii_uppercase()))
             }
             Self::Method => check(is_name(text)),
+            Self::MediaType => check(is_media_type(text)),
             Self::Listen => units::listen_address(text).map(Value::Listen).map_err(|_| wrong()),
             Self::Server => match units::upstream(text) {
                 Ok(addresses) => Ok(Value::Server(addresses)),
@@ -269,6 +272,7 @@ impl Kind {
             Self::Text => "a text of at least one character".into(),
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
             Self::Method => "a method in capitals, such as \"GET\"".into(),
+            Self::MediaType => "a media type such as \"text/html\" or \"text/*\"".into(),
             Self::Listen => "ADDRESS:PORT or :PORT".into(),
             Self::Server => units::UPSTREAM.into(),
             Self::Prefix => "an address or a prefix".into(),
@@ -301,6 +305,15 @@ pub(super) fn describe(value: &DeValue<'_>) -> String {
 
 fn is_name(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._".contains(&byte))
+}
+
+/// RFC 9110 §8.3.1, without parameters.
+fn is_media_type(text: &str) -> bool {
+    let is_token = |text: &str| {
+        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$&-^_.+".contains(&byte))
+    };
+    let subtype_of = |rest: &str| is_token(rest.strip_suffix('*').unwrap_or(rest)) || rest == "*";
+    text.split_once('/').is_some_and(|(kind, rest)| is_token(kind) && subtype_of(rest))
 }
 
 /// A host name or address, perhaps with a port; `*` or `*.suffix`.

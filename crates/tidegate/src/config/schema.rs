@@ -73,6 +73,9 @@ fn kind(kind: Kind) -> Value {
         Kind::Choice(names) => json!({ "type": "string", "enum": names }),
         Kind::Protocol => json!({ "type": "string", "enum": ["http", "dhttp", "trickles"] }),
         Kind::Name => json!({ "type": "string", "pattern": "^[A-Za-z0-9._-]+$" }),
+        Kind::MediaType => {
+            json!({ "type": "string", "pattern": "^[A-Za-z0-9!#$&^_.+-]+/([A-Za-z0-9!#$&^_.+-]+[*]?|[*])$" })
+        }
         Kind::Method => json!({ "type": "string", "pattern": "^[A-Z0-9._-]+$" }),
         Kind::Listen => json!({ "type": "string", "pattern": "^[^ ]*:[0-9]+$" }),
         Kind::UrlPath => json!({ "type": "string", "pattern": "^/[^ ?#]*$" }),

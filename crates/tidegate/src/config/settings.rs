@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 
 use tidegate_accelerator::settings::{
-    AccessLog, Balance, Cache, Certificate, HealthCheck, Limits, Listener, LogFormat, Protocol, Route,
+    AccessLog, Balance, Cache, Certificate, Coding, Compression, HealthCheck, Limits, Listener, LogFormat, Protocol, Route,
     Settings, Target, Upstream,
 };
 use tidegate_dhttp::ports::ClientPorts;
@@ -34,6 +34,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
         upstreams,
         routes,
         cache: file.table("cache").map(|values| cache(values, report)).unwrap_or_default(),
+        compression: file.table("compression").map(compression).unwrap_or_default(),
         client_directives: file.table("cache").and_then(|values| values.flag("client_directives"))
             != Some(false),
         limits: file.table("limits").map(|values| limits(values, report)).unwrap_or_default(),
@@ -508,6 +509,18 @@ fn cache(section: &Values, report: &mut Report<'_>) -> Cache {
         report.error(offset, message, None);
     }
     Cache { memory_bytes, path, max_object_bytes }
+}
+
+fn compression(section: &Values) -> Compression {
+    let defaults = Compression::default();
+    let texts = |name| section.texts(name).into_iter().map(|at| at.value);
+    let codings = texts("codings").filter_map(|name| Coding::ALL.into_iter().find(|it| it.name() == name)).collect();
+    let types: Vec<String> = texts("types").collect();
+    Compression {
+        codings,
+        types: if types.is_empty() { defaults.types } else { types },
+        min_bytes: section.integer("min_size").unwrap_or(defaults.min_bytes),
+    }
 }
 
 fn limits(section: &Values, report: &mut Report<'_>) -> Limits {

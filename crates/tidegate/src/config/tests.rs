@@ -64,7 +64,7 @@ source = \"10.1.1.0/40\"
          mean \"strict\"?",
         "t.toml:2:11: workers: expected an integer from 1 to 1024, not 0",
         "t.toml:3:1: colour: unknown key in the file, expected one of workers, personality, trusted_proxies, \
-         pseudonym, https_only, listen, certificate, admin, upstream, route, cache, limits, log, connection, request, block, \
+         pseudonym, https_only, listen, certificate, admin, upstream, route, cache, compression, limits, log, connection, request, block, \
          defence, classifier, exempt, filter, icap, gate, adapt, stress",
         "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
         "t.toml:7:12: listen.protocol: expected \"http\", \"https\", \"dhttp\" or \"trickles\", not \"htps\"",

@@ -27,6 +27,7 @@ pub const TOP_LEVEL: &[&str] = &[
     "upstream",
     "route",
     "cache",
+    "compression",
     "limits",
     "log",
     "connection",

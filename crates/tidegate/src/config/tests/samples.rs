@@ -36,6 +36,8 @@ fn sample(path: &str, kind: Kind) -> String {
         (_, Kind::List { of: Kind::Server, .. }) => "[\"127.0.0.1:17\", \"127.0.0.1:18\"]".into(),
         (_, Kind::List { of: Kind::Pattern, .. }) => "[\"/other\"]".into(),
         (_, Kind::List { of: Kind::Method, .. }) => "[\"PUT\"]".into(),
+        (_, Kind::List { of: Kind::Choice(names), .. }) => format!("[{:?}]", names[1]),
+        (_, Kind::List { of: Kind::MediaType, .. }) => "[\"text/other\"]".into(),
         (_, Kind::List { .. }) => "[\"10.0.0.0/8\"]".into(),
         (_, Kind::Prefix) => "\"10.0.0.0/8\"".into(),
         (_, Kind::Destination) => "\"10.0.0.1:80\"".into(),

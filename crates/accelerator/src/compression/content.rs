@@ -1,0 +1,95 @@
+//! A response's content while it is being compressed.
+
+use std::io;
+use std::sync::Arc;
+
+use crate::cache::transfer::ready;
+use crate::compression::{Encoder, Slot};
+use crate::telemetry::metrics::CoreMetrics;
+use crate::upstream::{Response, UpstreamError};
+
+/// So much is handed on in one piece, where it comes at once.
+const PIECE_BYTES: usize = 16 * 1024;
+/// After so many bytes that became less than a piece, others have their turn.
+const TURN_BYTES: usize = 256 * 1024;
+
+/// The content of `response`, compressed as it comes. What the server pauses after goes on to the client at once.
+pub(crate) struct CompressedContent {
+    response: Box<Response>,
+    /// Gone at the end.
+    encoder: Option<(Encoder, Slot)>,
+    piece: Vec<u8>,
+    /// Something has gone into the encoder that has not come out.
+    is_behind: bool,
+    metrics: Arc<CoreMetrics>,
+}
+
+impl CompressedContent {
+    pub(super) fn new(
+        response: Box<Response>,
+        encoder: Encoder,
+        slot: Slot,
+        metrics: Arc<CoreMetrics>,
+    ) -> Self {
+        Self { response, encoder: Some((encoder, slot)), piece: Vec::new(), is_behind: false, metrics }
+    }
+
+    /// The next piece; `None` at the end. A call that is dropped while it waits loses nothing.
+    pub(crate) async fn piece(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
+        self.piece.clear();
+        let mut taken = 0;
+        while let Some((encoder, _)) = &mut self.encoder {
+            let chunk = match ready(self.response.chunk()).await {
+                Some(chunk) => chunk?,
+                None if self.is_behind => {
+                    encoder.flush().map_err(failed)?;
+                    self.is_behind = false;
+                    if !encoder.output().is_empty() {
+                        return Ok(Some(self.hand_on()));
+                    }
+                    continue;
+                }
+                None => self.response.chunk().await?,
+            };
+            let Some(chunk) = chunk else {
+                if let Some((encoder, _)) = self.encoder.take() {
+                    self.piece = encoder.finish().map_err(failed)?;
+                    self.metrics.compressed_bytes_total.add(self.piece.len() as u64);
+                }
+                break;
+            };
+            encoder.write(chunk).map_err(failed)?;
+            self.metrics.compressed_input_bytes_total.add(chunk.len() as u64);
+            self.is_behind = true;
+            taken += chunk.len();
+            if encoder.output().len() >= PIECE_BYTES {
+                return Ok(Some(self.hand_on()));
+            }
+            if taken >= TURN_BYTES {
+                taken = 0;
+                tokio::task::yield_now().await;
+            }
+        }
+        Ok(Some(&self.piece[..]).filter(|piece| !piece.is_empty()))
+    }
+
+    /// What has come out of the encoder.
+    fn hand_on(&mut self) -> &[u8] {
+        if let Some((encoder, _)) = &mut self.encoder {
+            std::mem::swap(&mut self.piece, encoder.output());
+        }
+        self.metrics.compressed_bytes_total.add(self.piece.len() as u64);
+        &self.piece
+    }
+
+    /// Trailer fields of the response, once the content has been read.
+    pub(crate) fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
+        self.response.trailers()
+    }
+}
+
+/// An encoder writes into memory: only for want of it.
+fn failed(error: io::Error) -> UpstreamError {
+    tracing::warn!(%error, "a response could not be compressed any further");
+    UpstreamError::Incomplete
+}

@@ -1,0 +1,248 @@
+//! Content codings (RFC 9110 §8.4.1) given to what an upstream or a root has without one, for clients that accept them.
+//!
+//! What is compressed is another representation: its entity tag is a weak one, and which representation a client gets is
+//! selected by what codings it accepts. Where it is this server alone that makes the difference, `Accept-Encoding` counts
+//! in no other way than by which of [`Coding::ALL`] come into question, so that nobody gets past the cache by writing it
+//! differently.
+
+mod content;
+mod encoder;
+mod head;
+
+use std::cell::Cell;
+use std::rc::Rc;
+
+use tidegate_http::cache::vary::{MOST_WANTED, weight};
+use tidegate_http::{BodyFraming, FieldId, Fields, Method, RequestHead, ResponseHead};
+
+pub(crate) use content::CompressedContent;
+pub(crate) use head::{restate_for_client, restate_not_modified};
+
+use crate::data_core::DataCore;
+use crate::settings::{Coding, Compression};
+use crate::upstream::Response;
+use encoder::Encoder;
+
+/// Compressions under way at once on one data core: each keeps up to 2 MiB. What is beyond goes out as it is.
+const MOST_AT_ONCE: usize = 64;
+
+/// Fields that say something of the very bytes of the content.
+const ABOUT_BYTES: [&[u8]; 4] = [b"content-md5", b"digest", b"content-digest", b"repr-digest"];
+
+/// Which of [`Coding::ALL`] the client accepts (RFC 9110 §12.5.3), as a mask. Without those that would be preferred to one
+/// that the client wants more.
+pub(crate) fn accepted(fields: &Fields<'_>) -> u8 {
+    let mut weights = [0; Coding::ALL.len()];
+    let members = fields.get_all(FieldId::AcceptEncoding).flat_map(|value| value.split(|byte| *byte == b','));
+    for member in members {
+        let mut parts = member.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
+        let name = parts.next().unwrap_or(b"");
+        let quality = parts.find(|parameter| matches!(parameter, [b'q' | b'Q', b'=', ..]));
+        // A weight that cannot be read is none.
+        let weight = quality.map_or(MOST_WANTED, |quality| weight(quality).unwrap_or(0));
+        let is_named = |coding: &Coding| name.eq_ignore_ascii_case(coding.name().as_bytes());
+        if let Some(index) = Coding::ALL.iter().position(is_named) {
+            weights[index] = weight;
+        }
+    }
+    let (mut mask, mut most) = (0, 1);
+    for (bit, &weight) in weights.iter().enumerate().rev() {
+        if weight >= most {
+            (mask, most) = (mask | 1 << bit, weight);
+        }
+    }
+    mask
+}
+
+/// The names of a mask's codings, as a client would list them.
+pub(crate) fn listed(mask: u8) -> String {
+    let names = Coding::ALL.iter().enumerate().filter(|(bit, _)| mask & 1 << bit != 0);
+    names.map(|(_, coding)| coding.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl Compression {
+    /// The coding for a client that accepts those of `mask`.
+    pub(crate) fn choose(&self, mask: u8) -> Option<Coding> {
+        let accepts = |coding: &Coding| Coding::ALL.iter().position(|known| known == coding);
+        self.codings.iter().copied().find(|coding| accepts(coding).is_some_and(|bit| mask & 1 << bit != 0))
+    }
+
+    /// Whether content of this media type and length is worth it.
+    pub(crate) fn takes(&self, content_type: &[u8], length: Option<u64>) -> bool {
+        let media_type = content_type.split(|byte| *byte == b';').next().unwrap_or(b"").trim_ascii();
+        let is_one = |pattern: &str| match pattern.strip_suffix('*') {
+            Some(start) => media_type
+                .get(..start.len())
+                .is_some_and(|found| found.eq_ignore_ascii_case(start.as_bytes())),
+            None => media_type.eq_ignore_ascii_case(pattern.as_bytes()),
+        };
+        length.is_none_or(|length| length >= self.min_bytes) && self.types.iter().any(|it| is_one(it))
+    }
+
+    /// Whether a response may be compressed for those who accept it.
+    fn suits(&self, response: &ResponseHead<'_>) -> bool {
+        let fields = &response.fields;
+        let length = match response.framing {
+            BodyFraming::Length(length) => Some(length),
+            // An answer to HEAD, or one of unknown length.
+            _ => fields
+                .get(FieldId::ContentLength)
+                .and_then(|value| std::str::from_utf8(value).ok()?.trim().parse().ok()),
+        };
+        let is_plain = |value: &[u8]| value.trim_ascii().eq_ignore_ascii_case(b"identity");
+        let has_content = !matches!(response.status, 100..=199 | 204 | 205 | 206 | 304 | 416);
+        has_content
+            && fields.get(FieldId::ContentType).is_some_and(|value| self.takes(value, length))
+            && fields.get_all(FieldId::ContentEncoding).all(is_plain)
+            && !fields.has(FieldId::ContentRange)
+            && !head::forbids_change(fields)
+            && ABOUT_BYTES.iter().all(|name| fields.named(name).next().is_none())
+    }
+}
+
+/// The content of a file in a coding; `None` if that is no shorter. Takes its time: not for a data core.
+pub(crate) fn compress_whole(content: &[u8], coding: Coding) -> Option<Vec<u8>> {
+    let mut encoder = Encoder::new(coding, Some(content.len() as u64)).ok()?;
+    encoder.write(content).ok()?;
+    let compressed = encoder.finish().ok()?;
+    (compressed.len() < content.len()).then_some(compressed)
+}
+
+/// Compresses an upstream's response if the client accepts that and the operator wishes it. Under stress, and where too
+/// many are being compressed, responses stay as they are.
+pub(crate) fn apply(
+    core: &DataCore,
+    compression: &Compression,
+    request: &RequestHead<'_>,
+    mut response: Box<Response>,
+) -> Box<Response> {
+    if !compression.suits(&response.head()) {
+        return response;
+    }
+    let is_own_choice = !head::varies_by_coding(&response.head().fields);
+    let is_empty = matches!(response.head().framing, BodyFraming::None | BodyFraming::Length(0));
+    let chosen = compression.choose(accepted(&request.fields));
+    let encoding = match chosen {
+        None => None,
+        // An answer to HEAD is like one to GET.
+        Some(coding) if is_empty => (request.method == Method::Head).then_some((coding, None)),
+        Some(coding) => begin(core, coding).map(|started| (coding, Some(started))),
+    };
+    let coding = encoding.as_ref().map(|(coding, _)| *coding);
+    let Some(head) = head::rewritten(&response.head(), coding, request.method) else { return response };
+    let mut response = match encoding {
+        Some((_, Some((encoder, slot)))) => {
+            let (reviewed, interim, upload) =
+                (response.reviewed, response.take_interim(), response.take_upload());
+            let content = CompressedContent::new(response, encoder, slot, std::sync::Arc::clone(&core.metrics));
+            let mut compressed = Response::compressed(head, content);
+            compressed.restore(interim, upload);
+            compressed.reviewed = reviewed;
+            compressed
+        }
+        _ => {
+            response.set_head(head);
+            response
+        }
+    };
+    response.is_by_coding = is_own_choice;
+    response
+}
+
+/// An encoder and the right to use it, if there is room for one more.
+fn begin(core: &DataCore, coding: Coding) -> Option<(Encoder, Slot)> {
+    let begun = (!core.is_stressed())
+        .then(|| Slot::take(&core.compressing))
+        .flatten()
+        .and_then(|slot| Some((Encoder::new(coding, None).ok()?, slot)));
+    match begun {
+        Some(_) => core.metrics.compressed_responses_total.add(1),
+        None => core.metrics.compressions_skipped_total.add(1),
+    }
+    begun
+}
+
+/// One compression under way.
+pub(crate) struct Slot(Rc<Cell<usize>>);
+
+impl Slot {
+    fn take(taken: &Rc<Cell<usize>>) -> Option<Self> {
+        (taken.get() < MOST_AT_ONCE).then(|| {
+            taken.set(taken.get() + 1);
+            Self(Rc::clone(taken))
+        })
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        self.0.set(self.0.get() - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tidegate_http::{Progress, RequestParser, HeadLimits};
+
+    use super::*;
+
+    fn mask(value: &str) -> String {
+        let bytes = format!("GET / HTTP/1.1\r\nHost: h\r\nAccept-Encoding: {value}\r\n\r\n").into_bytes();
+        let mut parser = RequestParser::new(HeadLimits::default());
+        assert!(matches!(parser.parse(&bytes), Ok(Progress::Complete { .. })));
+        listed(accepted(&parser.head(&bytes).fields))
+    }
+
+    #[test]
+    fn what_a_client_accepts() {
+        for (value, expected) in [
+            ("gzip, deflate, br, zstd", "br, zstd, gzip"),
+            ("GZIP;q=1.0", "gzip"),
+            ("gzip;q=0, br", "br"),
+            ("br;q=0.5, gzip", "gzip"),
+            ("gzip;q=oops", ""),
+            ("identity", ""),
+            ("*", ""),
+            ("", ""),
+        ] {
+            assert_eq!(mask(value), expected, "{value}");
+        }
+    }
+
+    #[test]
+    fn the_operators_order_decides() {
+        let of = |codings: &[Coding]| Compression { codings: codings.to_vec(), ..Compression::default() };
+        let all = 0b111;
+        assert_eq!(of(&[]).choose(all), None);
+        assert_eq!(of(&[Coding::Gzip, Coding::Br]).choose(all), Some(Coding::Gzip));
+        assert_eq!(of(&[Coding::Zstd, Coding::Br]).choose(0b001), Some(Coding::Br));
+        assert_eq!(of(&[Coding::Zstd]).choose(0b101), None);
+    }
+
+    #[test]
+    fn media_types_and_lengths() {
+        let compression = Compression { types: vec!["text/*".into(), "image/svg+xml".into()], ..Compression::default() };
+        for (content_type, length, expected) in [
+            ("text/html; charset=utf-8", None, true),
+            ("TEXT/CSS", Some(compression.min_bytes), true),
+            ("text/css", Some(compression.min_bytes - 1), false),
+            ("image/svg+xml", None, true),
+            ("image/png", None, false),
+            ("tex", None, false),
+        ] {
+            assert_eq!(compression.takes(content_type.as_bytes(), length), expected, "{content_type}");
+        }
+        assert!(Compression::default().takes(b"application/json", None));
+        assert!(!Compression::default().takes(b"text/event-stream", None), "it lasts, and is for one client");
+    }
+
+    #[test]
+    fn no_more_than_so_many_at_once() {
+        let taken = Rc::new(Cell::new(0));
+        let mut slots: Vec<Slot> = (0..MOST_AT_ONCE).filter_map(|_| Slot::take(&taken)).collect();
+        assert_eq!(slots.len(), MOST_AT_ONCE);
+        assert!(Slot::take(&taken).is_none());
+        slots.pop();
+        assert!(Slot::take(&taken).is_some());
+    }
+}
