@@ -115,6 +115,18 @@ impl Client {
         self.input.get_mut().flush()
     }
 
+    /// Begins to encrypt with new keys, so many times one after the other (RFC 8446 §4.6.3).
+    ///
+    /// # Errors
+    /// What the kernel says.
+    pub fn change_keys(&mut self, times: usize) -> io::Result<()> {
+        let Stream::Tls(stream) = self.input.get_mut() else { panic!("not encrypted") };
+        for _ in 0..times {
+            stream.conn.refresh_traffic_keys().map_err(io::Error::other)?;
+        }
+        stream.flush()
+    }
+
     /// Ends the sending direction.
     pub fn finish(&mut self) {
         self.stream().shutdown(Shutdown::Write).expect("shutdown");
@@ -189,7 +201,8 @@ impl Client {
     /// The data of one chunk of a body (RFC 9112 §7.1); of the last one none, and its trailers are passed over.
     pub fn chunk(&mut self) -> Vec<u8> {
         let line = read_line(&mut self.input).expect("a chunk");
-        let size = u64::from_str_radix(line.split(';').next().unwrap_or_default(), 16).expect("a chunk's size");
+        let size =
+            u64::from_str_radix(line.split(';').next().unwrap_or_default(), 16).expect("a chunk's size");
         let mut data = Vec::new();
         if size == 0 {
             Fields::read(&mut self.input).expect("trailers");

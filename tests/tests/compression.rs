@@ -8,8 +8,11 @@ use tidegate_e2e::{Gate, Origin, Reply, Request, Response, Tidegate, content, ev
 
 const ALL: &str = "[compression]\ncodings = [\"zstd\", \"br\", \"gzip\"]\n";
 
+/// Without anybody who finds that compressing is stress.
+const UNWATCHED: &str = "[defence]\nenabled = false\n";
+
 fn before(origin: &Origin, tables: &str) -> Tidegate {
-    Tidegate::builder().top("workers = 1").origin(origin).tables(tables).start()
+    Tidegate::builder().top("workers = 1").origin(origin).tables(&format!("{tables}{UNWATCHED}")).start()
 }
 
 /// Some page that is worth it.
@@ -270,7 +273,9 @@ fn server_that_breaks_off_leaves_no_response_that_looks_whole() {
     let tidegate = before(&origin, ALL);
     for _ in 0..2 {
         let mut client = tidegate.connect();
-        client.send("GET / HTTP/1.1\r\nHost: example.org\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n");
+        client.send(
+            "GET / HTTP/1.1\r\nHost: example.org\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n",
+        );
         let all = client.rest();
         let is_refused = all.starts_with(b"HTTP/1.1 502 ");
         assert!(is_refused || !all.ends_with(b"0\r\n\r\n"), "{:?}", String::from_utf8_lossy(&all));
@@ -363,4 +368,29 @@ fn purge_of_a_url_removes_it_in_every_coding() {
     for coding in ["gzip", "br", "identity"] {
         assert!(!tidegate.get_with("/", &accepting(coding)).is_hit());
     }
+}
+
+#[test]
+fn under_stress_only_what_is_stored_is_compressed() {
+    let origin = Origin::start(|request| {
+        let reply = Reply::ok(page()).with("Content-Type", "text/html");
+        reply.with("Cache-Control", if request.target == "/passed" { "no-store" } else { "max-age=60" })
+    });
+    let builder = Tidegate::builder().top("workers = 1").origin(&origin).limits("connections = 40");
+    let tidegate = builder.tables(ALL).start();
+    let coding_of = |target: &str| tidegate.get_with(target, &accepting("br")).field("Content-Encoding");
+    assert_eq!(coding_of("/passed"), "br");
+    // More than four fifths of the connections that there may be.
+    let open: Vec<_> = (0..35)
+        .map(|number| {
+            let mut client = tidegate.connect();
+            client.get(&format!("/{number}"));
+            client
+        })
+        .collect();
+    eventually("it is not worth the time", || (coding_of("/passed").is_empty()).then_some(()));
+    assert_eq!(coding_of("/kept"), "br");
+    assert!(tidegate.metric("tidegate_compressions_skipped_total") >= 1.0);
+    drop(open);
+    eventually("it is again", || (coding_of("/passed") == "br").then_some(()));
 }

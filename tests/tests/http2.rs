@@ -378,6 +378,34 @@ fn response_that_is_read_for_longer_than_idle_connections_are_kept_arrives_whole
     });
 }
 
+/// It had read-ahead and a descriptor for each of them.
+#[test]
+fn client_that_takes_nothing_of_a_large_file_holds_next_to_nothing() {
+    let certificate = Certificate::of(&["a.example"]);
+    let directory = tempfile::tempdir().unwrap();
+    let file = content(3, 2 << 20);
+    std::fs::write(directory.path().join("large.bin"), &file).unwrap();
+    let route = format!("root = \"{}\"", directory.path().display());
+    let builder = Tidegate::builder().top("workers = 1").cache("max_object = \"64KiB\"").route("/", &route);
+    let site = Site::start(builder, &[("a", &certificate)]);
+    run(async {
+        let mut client = Client::with_window(&site, &certificate, 0).await;
+        client.send(get("/large.bin")).await.await.unwrap();
+        let before = site.tidegate.anonymous_bytes();
+        let mut held = Vec::new();
+        for _ in 0..60 {
+            held.push(client.send(get("/large.bin")).await.await.unwrap());
+        }
+        let is_large = |path: &std::path::PathBuf| path.ends_with("large.bin");
+        assert_eq!(site.tidegate.open_files().into_iter().filter(is_large).count(), 1);
+        let more = site.tidegate.anonymous_bytes().saturating_sub(before);
+        assert!(more < 60 * 64 * 1024, "{more} bytes for 60 responses of which nothing is taken");
+        drop(held);
+        let mut wide = Client::connect(&site, &certificate).await;
+        assert!(wide.get("/large.bin").await.1 == file);
+    });
+}
+
 #[test]
 fn idle_connection_is_told_that_it_ends() {
     let certificate = Certificate::of(&["a.example"]);

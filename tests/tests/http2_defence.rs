@@ -135,6 +135,24 @@ fn client_that_does_not_take_its_response_is_ended() {
 
 /// The list was asked about clients of HTTP/1 alone.
 #[test]
+fn body_that_trickles_below_the_least_rate_is_answered_as_by_http1() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("reached"));
+    let builder = Tidegate::builder().origin(&origin).limits("body_min_rate = \"10KiB/s\"");
+    let site = Site::start(builder, &[("a", &certificate)]);
+    let status = run(async {
+        let client = Client::connect(&site, &certificate).await;
+        let request = Request::post(url("/a")).body(()).unwrap();
+        let mut requests = client.requests.clone().ready().await.unwrap();
+        let (response, mut content) = requests.send_request(request, false).unwrap();
+        content.send_data("start".into(), false).unwrap();
+        response.await.unwrap().status().as_u16()
+    });
+    assert_eq!(status, 408);
+    assert_eq!(site.tidegate.metric("tidegate_slow_bodies_total"), 1.0);
+}
+
+#[test]
 fn listed_client_of_a_trusted_proxy_is_refused() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
@@ -227,11 +245,15 @@ async fn exchange(address: [u8; 4], site: &Site, certificate: &Certificate, byte
     answer
 }
 
-/// Sends a request and waits for the end of the connection. The response, if there is one, comes before.
-async fn until_cut_off(mut client: Client, request: http::request::Builder) -> Option<u16> {
+/// Sends a request and waits for the end of the connection. The response, if there is one, comes before; and whether the end
+/// is a reset.
+async fn until_cut_off(mut client: Client, request: http::request::Builder) -> (Option<u16>, bool) {
     let response = client.send(request).await.await;
-    let _ = client.connection.await.unwrap();
-    response.ok().map(|response| response.status().as_u16())
+    let ended = client.connection.await.unwrap();
+    let is_reset = ended.is_err_and(|error| {
+        error.get_io().is_some_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset)
+    });
+    (response.ok().map(|response| response.status().as_u16()), is_reset)
 }
 
 /// They were answered with an error, and the connection went on.
@@ -246,14 +268,14 @@ fn clients_that_are_kept_out_lose_their_connection() {
     let builder = Tidegate::builder().origin(&origin).tables(tables).top("trusted_proxies = [\"127.0.9.7\"]");
     let site = Site::start(builder, &[("a", &certificate)]);
     run(async {
-        for (address, request) in [
-            (1, get("/").header("user-agent", "resetting")),
-            (2, get("/").header("user-agent", "dropping")),
-            (3, get("/reset")),
-            (4, get("/drop")),
+        for (address, request, is_reset) in [
+            (1, get("/").header("user-agent", "resetting"), true),
+            (2, get("/").header("user-agent", "dropping"), false),
+            (3, get("/reset"), true),
+            (4, get("/drop"), false),
         ] {
             let client = Client::connect_from([127, 0, 9, address], &site, &certificate, WIDE).await;
-            assert_eq!(until_cut_off(client, request).await, None, "{address}");
+            assert_eq!(until_cut_off(client, request).await, (None, is_reset), "{address}");
         }
         assert_eq!(site.tidegate.metric("tidegate_requests_policed_total"), 4.0);
         // A trusted proxy's connection is others' as well; and an answer needs no end.
@@ -415,6 +437,58 @@ fn frames_that_ask_for_nothing_end_the_connection_when_there_are_too_many() {
     let calm = b"\0\0\x08\x07\0\0\0\0\0\0\0\0\x01\0\0\0\x0b";
     assert!(answer.windows(calm.len()).any(|window| window == calm), "{answer:?}");
     assert_eq!(site.tidegate.metric("tidegate_http2_floods_total"), 1.0);
+    // Fewer than that are none of the server's business.
+    let few = [PREFACE, &head(1, b"x", b"y"), &ping.repeat(900), &head(3, b"x", b"y")].concat();
+    run(async {
+        let socket = TcpSocket::new_v4().unwrap();
+        let mut tls = encrypted(socket.connect(site.address).await.unwrap(), &certificate).await;
+        tls.write_all(&few).await.unwrap();
+        receive(&mut tls, &[0, 0, 1, DATA, END_STREAM], 2).await;
+    });
+    assert_eq!(site.tidegate.metric("tidegate_http2_floods_total"), 1.0);
+}
+
+/// What a client has said once it can say again in a byte, and each time it takes the server's memory.
+#[test]
+fn heads_of_requests_that_wait_are_bounded() {
+    let certificate = Certificate::of(&["a.example"]);
+    let gate = Gate::default();
+    let door = gate.clone();
+    let origin = Origin::start(move |_| {
+        door.pass();
+        Reply::ok("x")
+    });
+    let site = Site::start(Tidegate::builder().origin(&origin), &[("a", &certificate)]);
+    run(async {
+        let socket = TcpSocket::new_v4().unwrap();
+        let mut tls = encrypted(socket.connect(site.address).await.unwrap(), &certificate).await;
+        let mut sent = PREFACE.to_vec();
+        for count in 0..100 {
+            sent.extend(head(2 * count + 1, b"x", &[b'y'; 15_000]));
+        }
+        tls.write_all(&sent).await.unwrap();
+        // 69 of them are a MiB. RST_STREAM with ENHANCE_YOUR_CALM.
+        receive(&mut tls, &[0, 0, 0, 11], 31).await;
+        gate.open();
+        receive(&mut tls, &[0, 0, 1, DATA, END_STREAM], 69).await;
+        // There is room again.
+        tls.write_all(&head(201, b"x", b"y")).await.unwrap();
+        receive(&mut tls, &[0, 0, 1, DATA, END_STREAM], 1).await;
+    });
+    assert_eq!(site.tidegate.metric("tidegate_requests_refused_total"), 31.0);
+}
+
+/// GOAWAY (§6.8) with NO_ERROR, after the stream that there was.
+#[test]
+fn idle_connection_is_told_that_it_ends() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let builder = Tidegate::builder().origin(&origin).limits("keep_alive_timeout = \"1s\"");
+    let site = Site::start(builder, &[("a", &certificate)]);
+    let sent = [PREFACE, &head(1, b"x", b"y")].concat();
+    let answer = run(exchange([127, 0, 9, 9], &site, &certificate, &sent));
+    assert!(answer.ends_with(b"\0\0\x08\x07\0\0\0\0\0\0\0\0\x01\0\0\0\0"), "{answer:?}");
+    assert_eq!(site.tidegate.metric("tidegate_idle_timeouts_total"), 1.0);
 }
 
 /// With TLS alone, and with HTTP/2's preface.

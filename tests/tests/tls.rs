@@ -239,3 +239,37 @@ fn with_https_only_requests_in_the_clear_are_sent_to_the_same_url_with_tls() {
     assert_eq!(proxy.request("GET", "/a?b=1", "X-Forwarded-Proto: https\r\n").status, 200);
     assert_eq!(proxy.request("GET", "/a?b=1", "X-Forwarded-Proto: http\r\n").status, 301);
 }
+
+/// One whose other records are enough for the library to begin to count anew.
+#[test]
+fn client_that_changes_its_keys_without_end_is_ended() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::cacheable("x"));
+    let site = Site::start(Tidegate::builder().origin(&origin), &[("a", &certificate)]);
+    let mut usual = site.connect(&certificate);
+    for _ in 0..10 {
+        usual.change_keys(20).unwrap();
+        assert_eq!(usual.get("/").status, 200);
+    }
+    let mut client = site.connect(&certificate);
+    client.send("GET /");
+    let goes_on = (0..500).all(|_| client.change_keys(20).and_then(|()| client.try_send("a")).is_ok());
+    assert!(!goes_on || client.is_closed());
+    assert_eq!(site.tidegate.metric("tidegate_tls_floods_total"), 1.0);
+    assert_eq!(usual.get("/").status, 200);
+}
+
+/// What has one spelling that is exempt, and another that is not.
+#[test]
+fn with_https_only_a_challenge_is_what_is_one_in_every_reading() {
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let certificate = Certificate::of(&["a.example"]);
+    let builder = Tidegate::builder().origin(&origin).top("https_only = true\npersonality = \"nginx\"");
+    let site = Site::start(builder, &[("a", &certificate)]);
+    for target in ["/.well-known/acme-challenge/..;/..;/login", "/.well-known/acme-challenge/..%5c..%5clogin"]
+    {
+        let response = site.tidegate.connect().get(target);
+        assert!(matches!(response.status, 301 | 400), "{target}: {response:?}");
+    }
+    assert_eq!(origin.count(), 0);
+}

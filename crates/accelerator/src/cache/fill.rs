@@ -255,26 +255,26 @@ impl Storing<'_> {
         leader: Option<Leader>,
     ) -> Result<Begun, UpstreamError> {
         let Begin { writer, policy, is_fresh, is_shared } = match self.writer(&response, &head) {
-                Ok(begun) => begun,
-                Err(unstored) => {
-                    if let Some(leader) = leader {
-                        if matches!(unstored, Unstored::ForGood | Unstored::ByClient) {
-                            leader.remember_not_shared(self.core.clock.unix_s());
-                        }
-                        leader.finish(unstored.outcome());
+            Ok(begun) => begun,
+            Err(unstored) => {
+                if let Some(leader) = leader {
+                    if matches!(unstored, Unstored::ForGood | Unstored::ByClient) {
+                        leader.remember_not_shared(self.core.clock.unix_s());
                     }
-                    // What was stored is not what there is now (RFC 9111 §4.3.3), if not for this client alone.
-                    if let Some(stale) = self.stale.filter(|_| unstored == Unstored::ForGood)
-                        && !cache::identifies_client(self.request)
-                    {
-                        self.store.remove(stale.key());
-                    }
-                    let not_modified = self.is_not_modified(&response.head());
-                    let streamed = Streamed::passing(response, head, forward);
-                    let streamed = if not_modified { streamed.into_not_modified() } else { streamed };
-                    return Ok(Begun::Streamed(Box::new(streamed)));
+                    leader.finish(unstored.outcome());
                 }
-            };
+                // What was stored is not what there is now (RFC 9111 §4.3.3), if not for this client alone.
+                if let Some(stale) = self.stale.filter(|_| unstored == Unstored::ForGood)
+                    && !cache::identifies_client(self.request)
+                {
+                    self.store.remove(stale.key());
+                }
+                let not_modified = self.is_not_modified(&response.head());
+                let streamed = Streamed::passing(response, head, forward);
+                let streamed = if not_modified { streamed.into_not_modified() } else { streamed };
+                return Ok(Begun::Streamed(Box::new(streamed)));
+            }
+        };
         forward.stored = true;
         let length = match response.head().framing {
             BodyFraming::Length(length) => Some(length),

@@ -103,7 +103,9 @@ pub(super) fn freshen(
     };
     let policy = match policy {
         Err(refusal) if refusal.is_by_request() => return for_this_request(),
-        policy => policy.ok().filter(|_| storing.key_for(&response, entry.is_by_coding).is_some_and(|key| key == stale.key())),
+        policy => policy
+            .ok()
+            .filter(|_| storing.key_for(&response, entry.is_by_coding).is_some_and(|key| key == stale.key())),
     };
     // What is no longer to be stored, or is now selected by other fields (RFC 9111 §4.1), is gone for the next request.
     let Some(policy) = policy else {

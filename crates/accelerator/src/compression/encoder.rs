@@ -129,7 +129,9 @@ mod tests {
             let mut seen = [0; 10];
             match coding {
                 Coding::Br => brotli::Decompressor::new(&received[..], 64).read_exact(&mut seen),
-                Coding::Zstd => zstd::stream::read::Decoder::new(&received[..]).unwrap().read_exact(&mut seen),
+                Coding::Zstd => {
+                    zstd::stream::read::Decoder::new(&received[..]).unwrap().read_exact(&mut seen)
+                }
                 Coding::Gzip => flate2::read::GzDecoder::new(&received[..]).read_exact(&mut seen),
             }
             .unwrap();

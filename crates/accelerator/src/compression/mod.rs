@@ -12,6 +12,7 @@ mod head;
 use std::cell::Cell;
 use std::rc::Rc;
 
+use tidegate_http::cache::Policy;
 use tidegate_http::cache::vary::{MOST_WANTED, weight};
 use tidegate_http::{BodyFraming, FieldId, Fields, Method, RequestHead, ResponseHead};
 
@@ -108,8 +109,8 @@ pub(crate) fn compress_whole(content: &[u8], coding: Coding) -> Option<Vec<u8>> 
     (compressed.len() < content.len()).then_some(compressed)
 }
 
-/// Compresses an upstream's response if the client accepts that and the operator wishes it. Under stress, and where too
-/// many are being compressed, responses stay as they are.
+/// Compresses an upstream's response if the client accepts that and the operator wishes it. Under stress those that cannot be
+/// stored stay as they are, and so do all where too many are being compressed.
 pub(crate) fn apply(
     core: &DataCore,
     compression: &Compression,
@@ -126,7 +127,14 @@ pub(crate) fn apply(
         None => None,
         // An answer to HEAD is like one to GET.
         Some(coding) if is_empty => (request.method == Method::Head).then_some((coding, None)),
-        Some(coding) => begin(core, coding).map(|started| (coding, Some(started))),
+        Some(coding) => {
+            let is_affordable = !core.is_stressed() || is_storable(core, request, &response.head());
+            let started = is_affordable.then(|| begin(core, coding)).flatten();
+            if started.is_none() {
+                core.metrics.compressions_skipped_total.add(1);
+            }
+            started.map(|started| (coding, Some(started)))
+        }
     };
     let coding = encoding.as_ref().map(|(coding, _)| *coding);
     let Some(head) = head::rewritten(&response.head(), coding, request.method) else { return response };
@@ -134,7 +142,8 @@ pub(crate) fn apply(
         Some((_, Some((encoder, slot)))) => {
             let (reviewed, interim, upload) =
                 (response.reviewed, response.take_interim(), response.take_upload());
-            let content = CompressedContent::new(response, encoder, slot, std::sync::Arc::clone(&core.metrics));
+            let content =
+                CompressedContent::new(response, encoder, slot, std::sync::Arc::clone(&core.metrics));
             let mut compressed = Response::compressed(head, content);
             compressed.restore(interim, upload);
             compressed.reviewed = reviewed;
@@ -149,17 +158,18 @@ pub(crate) fn apply(
     response
 }
 
+/// Whether a response pays for its compression more than once.
+fn is_storable(core: &DataCore, request: &RequestHead<'_>, response: &ResponseHead<'_>) -> bool {
+    let now_s = core.clock.unix_s();
+    core.store.is_some() && Policy::new(request, response, now_s, now_s).is_ok()
+}
+
 /// An encoder and the right to use it, if there is room for one more.
 fn begin(core: &DataCore, coding: Coding) -> Option<(Encoder, Slot)> {
-    let begun = (!core.is_stressed())
-        .then(|| Slot::take(&core.compressing))
-        .flatten()
-        .and_then(|slot| Some((Encoder::new(coding, None).ok()?, slot)));
-    match begun {
-        Some(_) => core.metrics.compressed_responses_total.add(1),
-        None => core.metrics.compressions_skipped_total.add(1),
-    }
-    begun
+    let slot = Slot::take(&core.compressing)?;
+    let encoder = Encoder::new(coding, None).ok()?;
+    core.metrics.compressed_responses_total.add(1);
+    Some((encoder, slot))
 }
 
 /// One compression under way.
@@ -182,7 +192,7 @@ impl Drop for Slot {
 
 #[cfg(test)]
 mod tests {
-    use tidegate_http::{Progress, RequestParser, HeadLimits};
+    use tidegate_http::{HeadLimits, Progress, RequestParser};
 
     use super::*;
 
@@ -221,7 +231,8 @@ mod tests {
 
     #[test]
     fn media_types_and_lengths() {
-        let compression = Compression { types: vec!["text/*".into(), "image/svg+xml".into()], ..Compression::default() };
+        let compression =
+            Compression { types: vec!["text/*".into(), "image/svg+xml".into()], ..Compression::default() };
         for (content_type, length, expected) in [
             ("text/html; charset=utf-8", None, true),
             ("TEXT/CSS", Some(compression.min_bytes), true),

@@ -40,6 +40,8 @@ pub(crate) struct Client {
     pub(crate) has_upstream: Cell<bool>,
     /// Of its streams, those by which it keeps an upstream waiting.
     stalled_streams: Cell<u16>,
+    /// Of its streams, those that wait for it and for nobody else.
+    owing_streams: Cell<u16>,
     /// It is in [`Clients::again`].
     pub(super) is_queued: Cell<bool>,
     /// Of that task.
@@ -87,6 +89,7 @@ impl Client {
             is_busy: Cell::new(false),
             has_upstream: Cell::new(false),
             stalled_streams: Cell::new(0),
+            owing_streams: Cell::new(0),
             is_queued: Cell::new(false),
             waker: RefCell::new(None),
             pending: RefCell::new(None),
@@ -121,9 +124,15 @@ impl Client {
         usize::from(is_slow) + usize::from(self.stalled_streams.get())
     }
 
-    /// Whether it keeps an upstream waiting by one of its streams.
-    pub(crate) fn is_stalling(&self) -> bool {
-        self.stalled_streams.get() > 0
+    /// Whether one of its streams waits for it: for content of a request, or for room for content of a response.
+    pub(crate) fn is_owing(&self) -> bool {
+        self.owing_streams.get() > 0
+    }
+
+    /// Until the result is dropped, a stream waits for the client.
+    pub(crate) fn owes(&self) -> Owing<'_> {
+        self.owing_streams.set(self.owing_streams.get() + 1);
+        Owing(self)
     }
 
     /// Until the result is dropped, a stream waits for the client while an upstream waits for the stream.
@@ -140,6 +149,11 @@ impl Client {
     /// Whether its connection is one with TLS.
     pub(crate) fn is_encrypted(&self) -> bool {
         self.tls.is_some()
+    }
+
+    /// Whether it has sent records of TLS for their own sake.
+    pub(crate) fn is_tls_flood(&self) -> bool {
+        self.tls.as_ref().is_some_and(|tls| tls.borrow().is_flood())
     }
 
     /// Goes on with the handshake of TLS, if there is one to be made: what is spoken once the peers have agreed.
@@ -348,6 +362,15 @@ impl Client {
             tls.borrow_mut().cut_off();
         }
         let _ = socket2::SockRef::from(&self.socket).set_linger(Some(std::time::Duration::ZERO));
+    }
+}
+
+/// A stream that waits for its client.
+pub(crate) struct Owing<'c>(&'c Client);
+
+impl Drop for Owing<'_> {
+    fn drop(&mut self) {
+        self.0.owing_streams.set(self.0.owing_streams.get() - 1);
     }
 }
 

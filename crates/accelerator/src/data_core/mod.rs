@@ -205,7 +205,7 @@ impl DataCore {
                 batch: Batch::new(plan.limits.head),
                 scratch: RefCell::default(),
                 compressing: Rc::default(),
-            block_list: BlockListCache::default(),
+                block_list: BlockListCache::default(),
                 pools: RefCell::new(Rc::new(Pools::new(Arc::clone(plan.groups()), None))),
                 icap: RefCell::new(Rc::new(icap::Services::new(&plan.icap, plan.folds_case, start.workers))),
                 workers: start.workers,
@@ -332,6 +332,10 @@ impl DataCore {
     /// Counts the end of a connection that was admitted.
     pub(crate) fn connection_ended(&self, client: &Client) {
         client.close_tls();
+        if client.is_tls_flood() {
+            self.metrics.tls_floods_total.add(1);
+            let _ = self.answers_malformed(client.place, client.peer());
+        }
         self.part(client.place, client.peer());
         self.metrics.connections_open.sub(1);
         self.open.fetch_sub(1, Ordering::Relaxed);

@@ -83,17 +83,25 @@ pub(super) struct Received {
     last_stream: u32,
     /// Streams that the client has opened.
     pub opened: u64,
-    /// Frames that neither ask for anything nor bring content.
-    pub idle: u64,
+    /// Frames that neither ask for anything nor bring content, but for those that end a stream.
+    idle: u64,
+    /// Streams that the client has ended early, and those that were not open.
+    resets: u64,
 }
 
 impl Received {
     pub(super) fn new() -> Self {
-        Self { frames: Frames::after(PREFACE_BYTES), last_stream: 0, opened: 0, idle: 0 }
+        Self { frames: Frames::after(PREFACE_BYTES), last_stream: 0, opened: 0, idle: 0, resets: 0 }
+    }
+
+    /// Frames that neither ask for anything nor bring content. What cancels a request is counted elsewhere; there can be no
+    /// more of it than requests.
+    pub(super) fn idle(&self) -> u64 {
+        self.idle + self.resets.saturating_sub(self.opened)
     }
 
     pub(super) fn follow(&mut self, bytes: &[u8]) {
-        let Self { frames, last_stream, opened, idle } = self;
+        let Self { frames, last_stream, opened, idle, resets } = self;
         frames.follow(bytes, |frame| match frame.kind {
             HEADERS | CONTINUATION => {
                 // Trailers come on a stream that is open (§5.1.1).
@@ -103,8 +111,7 @@ impl Received {
                 }
             }
             DATA if frame.length > 0 => {}
-            // They are counted where they cancel something.
-            RST_STREAM => {}
+            RST_STREAM => *resets += 1,
             _ => *idle += 1,
         });
     }
@@ -166,10 +173,14 @@ mod tests {
         bytes.extend(frame(6, 0, 0, b"whatever"));
         let mut received: Vec<Received> = (0..=bytes.len()).map(|_| Received::new()).collect();
         in_pieces(&bytes, |size, piece| received[size].follow(piece));
-        for (size, Received { opened, idle, .. }) in received.iter().enumerate().skip(1) {
+        for (size, received) in received.iter().enumerate().skip(1) {
             // SETTINGS, PING and content without any.
-            assert_eq!((*opened, *idle), (2, 3), "{size}");
+            assert_eq!((received.opened, received.idle()), (2, 3), "{size}");
         }
+        let mut resets = Received::new();
+        resets.follow(&bytes);
+        (0..10).for_each(|_| resets.follow(&frame(RST_STREAM, 0, 3, &[0, 0, 0, 8])));
+        assert_eq!(resets.idle(), 3 + 11 - 2, "of a stream that is gone");
         let mut cut = Received::new();
         cut.follow(&bytes[..PREFACE_BYTES + 9 + 9 + 3]);
         assert_eq!(cut.opened, 0);

@@ -23,6 +23,13 @@ const GATHERED_BYTES: usize = 16 * 1024;
 /// KiB that is sent to it. Those of browsers are a few for each stream, and one for some KiB.
 const IDLE_FRAMES: u64 = 1000;
 const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
+/// For each so many milliseconds it may bring one more: whoever stays for long asks now and then whether we are there.
+const IDLE_FRAMES_MS: u64 = 100;
+
+/// Frames that ask for nothing which a connection may have brought by now.
+fn borne(streams: u64, sent_bytes: u64, stayed_ms: u64) -> u64 {
+    IDLE_FRAMES + streams * IDLE_FRAMES_OF_A_STREAM + sent_bytes / 1024 + stayed_ms / IDLE_FRAMES_MS
+}
 
 /// A connection below the library.
 pub(super) struct Line {
@@ -38,6 +45,7 @@ pub(super) struct Line {
     /// Streams that the library has handed on, and those of which it was told that it had refused them.
     accepted: Cell<u64>,
     refused: Cell<u64>,
+    began_ms: u64,
 }
 
 impl Line {
@@ -52,6 +60,7 @@ impl Line {
             received: RefCell::new(Received::new()),
             accepted: Cell::new(0),
             refused: Cell::new(0),
+            began_ms: core.clock.elapsed_ms(),
         })
     }
 
@@ -89,10 +98,8 @@ impl Line {
 
     /// Whether the client sends little but frames that ask for nothing, each of which is work (RFC 9113 §10.5).
     pub(super) fn is_flood(&self) -> bool {
-        let idle = self.received.borrow().idle;
-        let borne =
-            IDLE_FRAMES + self.accepted.get() * IDLE_FRAMES_OF_A_STREAM + self.sent_bytes.get() / 1024;
-        idle > borne
+        let stayed_ms = self.core.clock.elapsed_ms() - self.began_ms;
+        self.received.borrow().idle() > borne(self.accepted.get(), self.sent_bytes.get(), stayed_ms)
     }
 
     /// What `future` comes to, which works on the connection. Whenever it waits, what is gathered is sent: without this
@@ -201,5 +208,18 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.0.poll_send(context))?;
         Pin::new(&mut self.0.stream()).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_clients_bring_with_what_they_ask_for_and_while_they_stay_is_borne() {
+        assert_eq!(borne(0, 0, 0), 1000);
+        assert!(borne(0, 0, 24 * 3_600_000) > 24 * 3600, "a sign of life each second");
+        assert!(borne(0, 1 << 30, 0) > (1 << 30) / 1024, "room for each KiB");
+        assert!(borne(500, 0, 0) >= 10_000);
     }
 }

@@ -22,7 +22,7 @@ use tidegate_http::Version;
 use tokio::sync::Notify;
 
 use crate::data_core::DataCore;
-use crate::data_core::client::Client;
+use crate::data_core::client::{Client, Owing};
 use crate::data_core::clients::Busy;
 use crate::http2::line::{Line, Socket};
 use crate::session::deadlines::Waiting;
@@ -39,6 +39,8 @@ const SEND_BUFFER_BYTES: usize = 64 * 1024;
 const RESET_STREAMS: usize = 32;
 /// Requests that a client may cancel before it is looked at how many of them it cancels (CVE-2023-44487).
 const CANCELLED: u64 = 100;
+/// For each so many milliseconds it may cancel one more.
+const CANCELLED_MS: u64 = 1000;
 /// How long what ends a connection may take to be sent.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// How often it is looked at how much the client has taken, once nobody else waits for that.
@@ -48,7 +50,11 @@ const LOOK_MS: u64 = 1000;
 #[derive(Default)]
 struct Streams {
     open: Cell<u32>,
+    /// Those that wait for the client: for content of a request, or for room for content of a response.
+    waiting: Cell<u32>,
     begun: Cell<u64>,
+    /// Of requests that wait for an answer.
+    head_bytes: Cell<usize>,
     cancelled: Cell<u64>,
     /// Why the connection is to end.
     end: Cell<Option<End>>,
@@ -56,9 +62,10 @@ struct Streams {
 }
 
 impl Streams {
-    /// What a stream's bytes count for: all streams share the client's line, and the minimum rate is that of the line.
+    /// What a stream's bytes count for: all streams that wait for the client share its line, and the minimum rate is that
+    /// of the line.
     fn share(&self, bytes: usize) -> u64 {
-        bytes as u64 * u64::from(self.open.get())
+        bytes as u64 * (u64::from(self.waiting.get()) + 1)
     }
 
     /// The connection is to end.
@@ -67,9 +74,23 @@ impl Streams {
         self.ended.notify_one();
     }
 
-    /// Whether the client cancels most of what it asks for, so that work is all that it wants.
-    fn is_rapid_reset(&self) -> bool {
-        self.cancelled.get() > CANCELLED && self.cancelled.get() > self.begun.get() / 2
+    /// Whether the client has cancelled most of what it has asked for in so many milliseconds, so that work is all that it
+    /// wants.
+    fn is_rapid_reset(&self, ms: u64) -> bool {
+        let cancelled = self.cancelled.get();
+        cancelled > CANCELLED + ms / CANCELLED_MS && cancelled > self.begun.get() / 2
+    }
+}
+
+/// A stream that waits for the client.
+struct ClientAwaited<'s> {
+    streams: &'s Streams,
+    _owes: Owing<'s>,
+}
+
+impl Drop for ClientAwaited<'_> {
+    fn drop(&mut self) {
+        self.streams.waiting.set(self.streams.waiting.get() - 1);
     }
 }
 
@@ -95,6 +116,13 @@ struct Shared {
 }
 
 impl Shared {
+    /// Until the result is dropped, a stream waits for the client.
+    fn wait(&self) -> ClientAwaited<'_> {
+        let Self { client, streams, .. } = self;
+        streams.waiting.set(streams.waiting.get() + 1);
+        ClientAwaited { streams, _owes: client.owes() }
+    }
+
     /// Counts, logs and charges to the client a request that has no answer, because its stream is ended.
     fn refused(&self) {
         let Self { core, client, streams, .. } = self;
@@ -169,6 +197,7 @@ async fn run(
 ) -> Result<(), CutOff> {
     let Shared { core, client, streams, .. } = &**shared;
     let mut watch = RateWatch::new(core);
+    let began_ms = core.clock.elapsed_ms();
     let reason = loop {
         match streams.end.get() {
             Some(End::TooSlow) => {
@@ -185,7 +214,7 @@ async fn run(
             None if core.is_draining() => connection.graceful_shutdown(),
             None => {}
         }
-        if streams.is_rapid_reset() || line.is_flood() {
+        if streams.is_rapid_reset(core.clock.elapsed_ms() - began_ms) || line.is_flood() {
             core.metrics.http2_floods_total.add(1);
             let _ = core.answers_malformed(client.place, client.peer());
             break Reason::ENHANCE_YOUR_CALM;
@@ -254,17 +283,41 @@ mod tests {
     use super::*;
     use crate::session::allowance::Allowance;
 
+    /// Whether the last of `waiting` streams is borne for an hour by a client that takes 5 bytes a second of it.
+    fn is_borne(waiting: u32) -> bool {
+        let streams = Streams::default();
+        streams.waiting.set(waiting - 1);
+        let mut allowance = Allowance::new(500);
+        (0..3600).all(|_| {
+            allowance.spend(1000);
+            let is_borne = allowance.left_ms() != Some(0);
+            allowance.earn(streams.share(5));
+            is_borne
+        })
+    }
+
     /// Each of them had to keep up the minimum rate alone, so that many responses at once were too many for a slow
-    /// line.
+    /// line; and those that were waited for elsewhere made up for one that the client did not take.
     #[test]
-    fn streams_that_share_a_line_of_the_minimum_rate_are_borne() {
+    fn streams_that_share_a_line_of_the_minimum_rate_are_borne_and_those_that_do_not_are_not() {
+        assert!(is_borne(100));
+        assert!(!is_borne(98));
+        assert!(!is_borne(1));
         let streams = Streams::default();
         streams.open.set(100);
-        let mut allowance = Allowance::new(500);
-        for _ in 0..3600 {
-            allowance.spend(1000);
-            allowance.earn(streams.share(5));
-        }
-        assert_ne!(allowance.left_ms(), Some(0));
+        assert_eq!(streams.share(5), 5, "those that wait for something else count for nothing");
+    }
+
+    #[test]
+    fn client_that_cancels_now_and_then_is_no_flood_however_long_it_stays() {
+        let streams = Streams::default();
+        streams.begun.set(200);
+        streams.cancelled.set(CANCELLED);
+        assert!(!streams.is_rapid_reset(0));
+        streams.cancelled.set(CANCELLED + 1);
+        assert!(streams.is_rapid_reset(0));
+        assert!(!streams.is_rapid_reset(2000), "as who looks for a place in a film");
+        streams.begun.set(2 * CANCELLED + 2);
+        assert!(!streams.is_rapid_reset(0), "most are wanted");
     }
 }

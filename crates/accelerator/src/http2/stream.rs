@@ -15,7 +15,7 @@ use tidegate_dhttp::driver::{self, Arrival, Body, BodySender};
 use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, Fields, Method};
 use tokio::sync::mpsc;
 
-use crate::http2::{End, Shared, heads};
+use crate::http2::{End, Shared, Streams, heads};
 use crate::message::{self, Answered, AtOnce, From, Waiting, Whose};
 use crate::session::allowance::Allowance;
 
@@ -26,6 +26,30 @@ const UNWANTED_BYTES: usize = 64 * 1024;
 const UNWANTED: Duration = Duration::from_secs(3);
 /// How long an answer that no upstream gives waits for the end of the request. Most clients need not be interrupted then.
 const MOMENT: Duration = Duration::from_millis(100);
+
+/// Bytes of heads of requests that wait for an answer, on one connection. What a client has said once it can say again in a
+/// few bytes (RFC 7541 §2.3), so that heads take much more than what comes over the line.
+const HEADS_BYTES: usize = 1024 * 1024;
+
+/// A request's head, for as long as it waits.
+struct KeptHead<'s>(&'s Streams, usize);
+
+impl<'s> KeptHead<'s> {
+    /// `None` if there are too many.
+    fn keep(streams: &'s Streams, bytes: usize) -> Option<Self> {
+        let all = streams.head_bytes.get() + bytes;
+        (all <= HEADS_BYTES).then(|| {
+            streams.head_bytes.set(all);
+            Self(streams, bytes)
+        })
+    }
+}
+
+impl Drop for KeptHead<'_> {
+    fn drop(&mut self) {
+        self.0.head_bytes.set(self.0.head_bytes.get() - self.1);
+    }
+}
 
 /// Counts a stream among those of its connection.
 struct Open(Rc<Shared>);
@@ -104,14 +128,20 @@ async fn answer(
         return Ok(());
     };
     let method = Method::from_bytes(parts.method.as_str().as_bytes());
+    let Some(_kept) = KeptHead::keep(&shared.streams, head.len()) else {
+        shared.refused();
+        respond.send_reset(Reason::ENHANCE_YOUR_CALM);
+        return Ok(());
+    };
+    let expects_continue = parts
+        .headers
+        .get(header::EXPECT)
+        .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+    drop(parts);
     let (body, receiving) = match has_content {
         false => (Body::full(Bytes::new()), None),
         true => {
-            if parts
-                .headers
-                .get(header::EXPECT)
-                .is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"))
-            {
+            if expects_continue {
                 let mut interim = Response::new(());
                 *interim.status_mut() = StatusCode::CONTINUE;
                 respond.send_informational(interim)?;
@@ -203,22 +233,22 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
     let mut received = 0;
     loop {
         let start_ms = core.clock.elapsed_ms();
-        let stalled = shared.client.stalls();
+        let (stalled, awaited) = (shared.client.stalls(), shared.wait());
         let piece = tokio::select! {
             biased;
             () = sender.unwanted() => {
-                drop(stalled);
+                drop((stalled, awaited));
                 return discard(content).await;
             }
             piece = within(&allowance, poll_fn(|context| content.poll_data(context))) => piece,
         };
-        drop(stalled);
+        drop((stalled, awaited));
         allowance.spend(core.clock.elapsed_ms().saturating_sub(start_ms));
         match piece {
             None => {
                 core.metrics.slow_bodies_total.add(1);
                 core.too_slow(shared.client.place, shared.client.peer(), Slow::Body);
-                return;
+                return sender.give_up();
             }
             Some(None) => {
                 // They are here: they have ended the content.
@@ -301,6 +331,12 @@ async fn deliver(
                 Some(trailers) => Ok(content.stream.send_trailers(trailers)?),
                 None => Ok(()),
             };
+        }
+        // With room for it: a client that takes nothing has nothing lie about. Of unknown length there may be no more to
+        // come but the end, for which there is always room.
+        if matches!(remaining, Remaining::Length(_)) {
+            content.stream.reserve_capacity(1);
+            content.room().await?;
         }
         piece = content.next(&mut http).await?;
     }
@@ -404,6 +440,7 @@ impl Content<'_> {
         while self.stream.capacity() == 0 {
             let start_ms = clock.elapsed_ms();
             let stream = &mut self.stream;
+            let _awaited = self.shared.wait();
             let _stalled = self.holds_upstream.then(|| self.shared.client.stalls());
             let room = within(&self.allowance, poll_fn(|context| stream.poll_capacity(context))).await;
             self.allowance.spend(clock.elapsed_ms().saturating_sub(start_ms));

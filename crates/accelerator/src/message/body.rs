@@ -65,6 +65,7 @@ impl RequestBody for UploadedBody {
                     self.trailers = read_trailers(self.body.trailers())?;
                     return Ok(None);
                 }
+                Some(Err(_)) if self.body.is_late() => return Err(BodyReadError::TooSlow),
                 Some(Err(_)) => return Err(BodyReadError::ClientGone),
                 Some(Ok(piece)) if piece.is_empty() => {}
                 Some(Ok(piece)) => {

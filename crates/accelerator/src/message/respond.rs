@@ -2,7 +2,6 @@
 
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes as Buffer;
@@ -123,8 +122,9 @@ impl Exchange {
             ClientFraming::NoBody | ClientFraming::HeadOnly(_) => Some(first.len() as u64),
             ClientFraming::Chunked | ClientFraming::UntilClose => None,
         };
-        let (sender, http) = Body::channel();
-        tokio::task::spawn_local(async move { self.pump(streamed, body, first, framing, sender).await });
+        let head_bytes = first.len() as u64;
+        let (sender, http) = Body::channel_after(first.into());
+        tokio::task::spawn_local(async move { self.pump(streamed, body, head_bytes, framing, sender).await });
         Response::from_wire(http, total_bytes)
     }
 
@@ -133,17 +133,16 @@ impl Exchange {
         self,
         mut streamed: Box<Streamed>,
         mut body: UploadedBody,
-        first: Vec<u8>,
+        head_bytes: u64,
         framing: ClientFraming,
         sender: BodySender,
     ) {
         let status = streamed.status;
         let label = lookup::label(streamed.forward.reason);
-        let mut bytes = Bytes { head: first.len() as u64, body: 0 };
+        let mut bytes = Bytes { head: head_bytes, body: 0 };
         let upload = streamed.take_upload();
         let ended = {
-            let mut download =
-                std::pin::pin!(download(&mut streamed, first, framing, sender, &mut bytes.body));
+            let mut download = std::pin::pin!(download(&mut streamed, framing, sender, &mut bytes.body));
             match upload {
                 Some(mut upload) => tokio::select! {
                     biased;
@@ -166,14 +165,10 @@ impl Exchange {
             FileForm::Refused { status, fields } => return self.local(head, status, fields.as_bytes()),
         };
         let bytes = Bytes { head: first.len() as u64, body: end - start };
-        let (mut sender, http) = Body::channel();
+        let (mut sender, http) = Body::channel_after(first.into());
         tokio::task::spawn_local(async move {
             let mut at = start;
-            let mut sent = sender.send(first.into()).await;
-            if sent.is_ok() {
-                sent = send_file(file, &mut at, end, &mut sender).await;
-            }
-            match sent {
+            match send_file(file, &mut at, end, &mut sender).await {
                 Ok(()) => {
                     sender.end();
                     self.with_head(|head| self.account(head, status, bytes, "file"));
@@ -207,15 +202,22 @@ impl Exchange {
 
 async fn download(
     streamed: &mut Streamed,
-    first: Vec<u8>,
     framing: ClientFraming,
     mut sender: BodySender,
     sent_bytes: &mut u64,
 ) -> Result<(), Aborted> {
-    sender.send(first.into()).await?;
     let chunked = framing == ClientFraming::Chunked;
     let wanted = !matches!(framing, ClientFraming::NoBody | ClientFraming::HeadOnly(_));
-    while let Some(piece) = streamed.chunk().await.map_err(|_| Aborted)? {
+    let announced = match framing {
+        ClientFraming::Length(length) => Some(length),
+        _ => None,
+    };
+    loop {
+        // Who has all of a known length asks for no more.
+        if wanted && announced.is_none_or(|length| *sent_bytes < length) {
+            sender.wanted().await?;
+        }
+        let Some(piece) = streamed.chunk().await.map_err(|_| Aborted)? else { break };
         if piece.is_empty() || !wanted {
             continue;
         }
@@ -243,9 +245,9 @@ async fn download(
 
 /// Sends what is between `at`, which says how far it got, and `end`.
 async fn send_file(file: OpenFile, at: &mut u64, end: u64, sender: &mut BodySender) -> Result<(), Aborted> {
-    let file = Arc::new(file.file);
     while *at < end {
-        let piece = serve::read_piece(&file, *at, end).await.map_err(|_| Aborted)?;
+        sender.wanted().await?;
+        let piece = serve::read_piece(&file.file, *at, end).await.map_err(|_| Aborted)?;
         let length = piece.len() as u64;
         sender.send(piece.into()).await?;
         *at += length;

@@ -17,7 +17,9 @@ use crate::data_core::admission::{Admission, Asked};
 use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
 use crate::service::block_list::BlockListCache;
 use crate::service::client_info::ClientInfo;
-use crate::settings::{Compression, IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target};
+use crate::settings::{
+    Compression, IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target,
+};
 use crate::static_files::serve::{Root, RootPlace};
 use crate::tls::{self, CertificateError};
 use crate::upstream::Groups;
@@ -149,7 +151,8 @@ impl Plan {
         routes.sort_by(|(a, _), (b, _)| {
             a.host.rank().cmp(&b.host.rank()).then_with(|| b.path.len().cmp(&a.path.len()))
         });
-        let compression = (!settings.compression.codings.is_empty()).then(|| Arc::new(settings.compression.clone()));
+        let compression =
+            (!settings.compression.codings.is_empty()).then(|| Arc::new(settings.compression.clone()));
         Ok(Self {
             limits: settings.limits,
             client_directives: settings.client_directives,
@@ -186,7 +189,9 @@ impl Plan {
     /// asked for in the clear (RFC 8555 §8.3).
     #[inline]
     pub(crate) fn is_in_clear(&self, info: &ClientInfo<'_>, normalized: &Normalized<'_>) -> bool {
-        self.secure_port.is_some() && !info.https && !normalized.path.starts_with(ACME_CHALLENGES)
+        let is_challenge = |path: &[u8]| path.starts_with(ACME_CHALLENGES);
+        let is_exempt = is_challenge(normalized.path) && normalized.reading.is_none_or(is_challenge);
+        self.secure_port.is_some() && !info.https && !is_exempt
     }
 
     /// The URL by which to come again; `None` where the client does not say which host it wants.

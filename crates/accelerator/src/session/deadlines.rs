@@ -133,7 +133,7 @@ impl Clients {
         let mut waiting = Vec::new();
         self.for_each(|client| {
             let waits =
-                client.slot.waiting.get() != Waiting::Nothing || client.is_stuck() || client.is_stalling();
+                client.slot.waiting.get() != Waiting::Nothing || client.is_stuck() || client.is_owing();
             if waits
                 && client.slot.expired().is_none()
                 && let Some(weight) = weight(client)
@@ -212,6 +212,9 @@ mod tests {
     #[test]
     fn heaviest_of_the_waiting_are_ended_and_of_equal_weight_the_oldest() {
         let (clients, all, _peers) = waiting_clients(6);
+        all[4].slot.clear();
+        // By one of its streams.
+        let _owes = all[4].owes();
         all[5].slot.clear();
         let is = |client: &Client, index: usize| std::ptr::eq(client, &*all[index]);
         let weight = |client: &Client| Some(u64::from(is(client, 3) || is(client, 5)));

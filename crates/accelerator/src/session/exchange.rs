@@ -440,12 +440,11 @@ impl Connection<'_> {
 
     async fn send_file_encrypted(
         self,
-        file: File,
+        file: Arc<File>,
         start: u64,
         end: u64,
         watch: &mut RateWatch,
     ) -> io::Result<()> {
-        let file = Arc::new(file);
         let mut at = start;
         while at < end {
             let piece = serve::read_piece(&file, at, end).await?;

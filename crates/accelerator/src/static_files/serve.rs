@@ -1,13 +1,14 @@
 //! Files below a root directory, kept in the cache like any response and dropped from it when they change.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
 
 use tidegate_http::cache::Policy;
 use tidegate_http::normalize::{Normalized, percent_decode};
@@ -35,6 +36,9 @@ const MASKS: u8 = 1 << Coding::ALL.len();
 /// A larger file is not compressed: all of it would be held in memory meanwhile.
 const MOST_COMPRESSED_BYTES: u64 = 8 << 20;
 
+/// Files of which it is remembered that they are being sent.
+const MOST_SHARED: usize = 256;
+
 /// How often a request waits for another one that reads the same file, before it reads for itself.
 const FOLLOW_ATTEMPTS: usize = 3;
 
@@ -56,6 +60,8 @@ pub(crate) struct Root {
     path: PathBuf,
     large: Arc<LargeFiles>,
     changes: Changes,
+    /// What is being sent from its descriptor.
+    open: OpenFiles,
     compression: Option<Arc<Compression>>,
 }
 
@@ -75,11 +81,36 @@ impl Drop for Changes {
 
 /// A file that is sent from its descriptor because it is too large for the cache.
 pub(crate) struct OpenFile {
-    pub file: File,
+    pub file: Arc<File>,
     pub length: u64,
     pub form: Form,
     /// Status line of a 200 and field lines.
     pub head: Vec<u8>,
+}
+
+/// Files that are being sent, by their keys: requests for one at the same time share its descriptor, of which there are few.
+#[derive(Default)]
+struct OpenFiles(Mutex<HashMap<Vec<u8>, (Stamp, Weak<File>)>>);
+
+impl OpenFiles {
+    /// The file that others send already, if it is the same.
+    fn share(&self, key: Vec<u8>, opened: StaticFile) -> Arc<File> {
+        let mut files = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((stamp, file)) = files.get(&key)
+            && *stamp == opened.stamp
+            && let Some(file) = file.upgrade()
+        {
+            return file;
+        }
+        if files.len() >= MOST_SHARED {
+            files.retain(|_, (_, file)| file.strong_count() > 0);
+        }
+        let file = Arc::new(opened.file);
+        if files.len() < MOST_SHARED {
+            files.insert(key, (opened.stamp, Arc::downgrade(&file)));
+        }
+        file
+    }
 }
 
 impl Root {
@@ -133,10 +164,23 @@ impl Root {
             .ok();
             if watcher.is_some() {
                 let routes = place.routes.clone();
-                preload(&path, routes, store, (Arc::clone(&count), Arc::clone(&stop_preload)), compression.clone());
+                preload(
+                    &path,
+                    routes,
+                    store,
+                    (Arc::clone(&count), Arc::clone(&stop_preload)),
+                    compression.clone(),
+                );
             }
         }
-        Ok(Self { root, path, large, changes: Changes { count, stop_preload, _watcher: watcher }, compression })
+        Ok(Self {
+            root,
+            path,
+            large,
+            changes: Changes { count, stop_preload, _watcher: watcher },
+            open: OpenFiles::default(),
+            compression,
+        })
     }
 
     /// The pattern of what is stored of the file that a URL's normalized path names, or of all below that begin like
@@ -274,6 +318,7 @@ pub(crate) async fn answer(
         Turn::Found(hit) => return Answer::Stored(*hit),
     };
     let (root, store) = (Arc::clone(root), core.store.clone());
+    let (served, own_key) = (Arc::clone(&root), key.clone());
     let mask = compression::accepted(&head.fields);
     let mut path = Vec::with_capacity(normalized.path.len());
     percent_decode(normalized.path, &mut path);
@@ -295,7 +340,8 @@ pub(crate) async fn answer(
             let modified_s = modified_s(&file, now_s);
             let form = form_of_file(head, length, Some(file.etag.as_bytes()), modified_s, now_s);
             let head = file_head(&file, None, modified_s);
-            Answer::File(OpenFile { file: file.file, length, form, head })
+            let file = served.open.share(own_key, file);
+            Answer::File(OpenFile { file, length, form, head })
         }
         Ok(Loaded::Failed(error)) => failed(core, error, normalized),
         Err(_) => Answer::status(500),

@@ -1,16 +1,19 @@
 //! TLS on a client's connection (RFC 8446, RFC 5246): between its socket and whoever speaks HTTP on it.
 
 mod certificates;
+mod records;
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
+use std::time::Instant;
 
 use rustix::net::{self, RecvFlags, SendFlags};
 use rustls::{ServerConfig, ServerConnection};
 
 pub(crate) use certificates::server_config;
 pub use certificates::{CertificateError, check};
+use records::Records;
 
 /// HTTP/2 and HTTP/1.1, as clients name them in the handshake (RFC 7301).
 pub(crate) const ALPN_HTTP2: &[u8] = b"h2";
@@ -35,6 +38,10 @@ pub(crate) struct Session {
     /// All that the socket had has been handed on.
     is_drained: bool,
     has_begun: bool,
+    /// Those since the handshake.
+    records: Records,
+    /// The client sends records for their own sake.
+    is_flood: bool,
     /// The connection is reset: nothing may look like its end.
     is_cut_off: bool,
 }
@@ -43,7 +50,21 @@ impl Session {
     pub(crate) fn new(config: Arc<ServerConfig>) -> Result<Self, rustls::Error> {
         let mut tls = ServerConnection::new(config)?;
         tls.set_buffer_limit(Some(RECORD_BYTES));
-        Ok(Self { tls, owed: 0, is_short: false, is_drained: false, has_begun: false, is_cut_off: false })
+        Ok(Self {
+            tls,
+            owed: 0,
+            is_short: false,
+            is_drained: false,
+            has_begun: false,
+            records: Records::new(),
+            is_flood: false,
+            is_cut_off: false,
+        })
+    }
+
+    /// Whether the client has sent records for their own sake, for which the connection is ended.
+    pub(crate) fn is_flood(&self) -> bool {
+        self.is_flood
     }
 
     /// Whether the client chose HTTP/2.
@@ -58,6 +79,9 @@ impl Session {
 
     /// Goes on with the handshake until it is done. `WouldBlock` while the client has to say more.
     pub(crate) fn shake_hands(&mut self, socket: &TcpStream) -> Result<(), HandshakeError> {
+        if !self.tls.is_handshaking() {
+            return Ok(());
+        }
         while self.tls.is_handshaking() {
             if !self.has_begun {
                 match first_byte(socket)? {
@@ -69,6 +93,8 @@ impl Session {
                 return Err(HandshakeError::Io(ErrorKind::UnexpectedEof.into()));
             }
         }
+        // A deadline bounds the handshake.
+        self.records.begin(Instant::now());
         Ok(())
     }
 
@@ -76,9 +102,17 @@ impl Session {
     pub(crate) fn read(&mut self, socket: &TcpStream, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.tls.reader().read(buffer) {
-                Err(error) if error.kind() == ErrorKind::WouldBlock => self.receive(socket)?,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    // A client that never lets the socket run dry does not keep the core from others for long.
+                    if self.records.is_flood(Instant::now) {
+                        self.is_flood = true;
+                        return Err(ErrorKind::InvalidData.into());
+                    }
+                    self.receive(socket)?
+                }
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(0),
                 Ok(length) => {
+                    self.records.brought(length);
                     // Whatever comes after a short read is told as a new event (epoll(7), edge-triggered).
                     self.is_drained = self.is_short && length < buffer.len();
                     return Ok(length);
@@ -90,7 +124,7 @@ impl Session {
 
     /// Takes one read's worth of records, and sends what they call for. Returns how many bytes the socket had.
     fn receive(&mut self, socket: &TcpStream) -> io::Result<usize> {
-        let mut input = Input { socket, is_short: false };
+        let mut input = Input { socket, records: &mut self.records, is_short: false };
         let length = self.tls.read_tls(&mut input)?;
         let is_short = input.is_short;
         let state = self.tls.process_new_packets();
@@ -169,6 +203,7 @@ fn first_byte(socket: &TcpStream) -> io::Result<Option<u8>> {
 
 struct Input<'s> {
     socket: &'s TcpStream,
+    records: &'s mut Records,
     /// The socket had less than there was room for.
     is_short: bool,
 }
@@ -176,8 +211,9 @@ struct Input<'s> {
 impl Read for Input<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let asked = buffer.len();
-        let (length, _) = net::recv(self.socket, buffer, RecvFlags::empty())?;
+        let (length, _) = net::recv(self.socket, &mut *buffer, RecvFlags::empty())?;
         self.is_short = length < asked;
+        self.records.follow(&buffer[..length]);
         Ok(length)
     }
 }

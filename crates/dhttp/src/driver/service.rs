@@ -3,13 +3,14 @@
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
 use tidegate_http::normalize::Personality;
 use tidegate_http::{HeadLimits, Method, RequestHead, status_reason, write_chunk_header, write_last_chunk};
-use tokio::sync::mpsc;
+use tokio::sync::{Notify, mpsc};
 
 use crate::server::Permit;
 
@@ -27,17 +28,25 @@ pub struct Body {
     first: Option<Bytes>,
     rest: Option<Rest>,
     trailers: Bytes,
+    is_late: bool,
     /// Of the client it is for, while it is still being made.
     permit: Option<Permit>,
 }
 
 enum Rest {
-    Queue {
-        pieces: mpsc::Receiver<Bytes>,
-        /// The trailer section, set before the sender goes if the body is complete.
-        trailers: Arc<OnceLock<Bytes>>,
-    },
+    Queue { pieces: mpsc::Receiver<Bytes>, both: Arc<Both> },
     Iterator(Box<dyn Iterator<Item = Bytes> + Send>),
+}
+
+/// What both ends of a queue know.
+#[derive(Debug, Default)]
+struct Both {
+    /// The trailer section, set before the sender goes if the body is complete.
+    trailers: OnceLock<Bytes>,
+    /// The peer that it comes from was too slow for it to be complete.
+    is_late: AtomicBool,
+    /// There was nothing to take.
+    demand: Notify,
 }
 
 impl std::fmt::Debug for Rest {
@@ -53,7 +62,7 @@ impl std::fmt::Debug for Rest {
 #[derive(Debug)]
 pub struct BodySender {
     pieces: mpsc::Sender<Bytes>,
-    trailers: Arc<OnceLock<Bytes>>,
+    both: Arc<Both>,
 }
 
 impl BodySender {
@@ -63,6 +72,19 @@ impl BodySender {
     /// Nobody wants the body any more.
     pub async fn send(&mut self, piece: Bytes) -> Result<(), Aborted> {
         self.pieces.send(piece).await.map_err(|_| Aborted)
+    }
+
+    /// Ends when all that was handed on has been taken and more is asked for. Whoever waits for that before a piece is made
+    /// has none lying about for a peer that takes nothing.
+    ///
+    /// # Errors
+    /// Nobody wants the body any more.
+    pub async fn wanted(&self) -> Result<(), Aborted> {
+        tokio::select! {
+            biased;
+            () = self.both.demand.notified() => Ok(()),
+            () = self.pieces.closed() => Err(Aborted),
+        }
     }
 
     /// Ends when nobody wants the body any more.
@@ -75,10 +97,15 @@ impl BodySender {
         self.end_with(Bytes::new());
     }
 
+    /// The body ends early because the peer that it comes from is too slow.
+    pub fn give_up(self) {
+        self.both.is_late.store(true, Ordering::Relaxed);
+    }
+
     /// The body is complete, with these trailers: field lines, each with its CRLF (RFC 9112 §7.1.2).
     pub fn end_with(self, trailers: Bytes) {
         // Nobody else sets it.
-        let _ = self.trailers.set(trailers);
+        let _ = self.both.trailers.set(trailers);
     }
 }
 
@@ -86,15 +113,20 @@ impl Body {
     /// A body that is there already.
     pub fn full(bytes: Bytes) -> Self {
         let first = Some(bytes).filter(|bytes| !bytes.is_empty());
-        Self { first, rest: None, trailers: Bytes::new(), permit: None }
+        Self { first, rest: None, trailers: Bytes::new(), is_late: false, permit: None }
     }
 
     /// A body that is still being made.
     pub fn channel() -> (BodySender, Self) {
+        Self::channel_after(Bytes::new())
+    }
+
+    /// The same, of which `first` is there already.
+    pub fn channel_after(first: Bytes) -> (BodySender, Self) {
         let (sender, pieces) = mpsc::channel(BODY_PIECES);
-        let trailers = Arc::<OnceLock<Bytes>>::default();
-        let rest = Some(Rest::Queue { pieces, trailers: Arc::clone(&trailers) });
-        (BodySender { pieces: sender, trailers }, Self { rest, ..Self::full(Bytes::new()) })
+        let both = Arc::<Both>::default();
+        let rest = Some(Rest::Queue { pieces, both: Arc::clone(&both) });
+        (BodySender { pieces: sender, both }, Self { rest, ..Self::full(first) })
     }
 
     /// `first`, then what is there already in pieces: taken one by one as the peer takes them.
@@ -112,20 +144,34 @@ impl Body {
         }
         let piece = match self.rest.as_mut()? {
             Rest::Iterator(pieces) => pieces.next(),
-            Rest::Queue { pieces, .. } => pieces.recv().await,
+            Rest::Queue { pieces, both } => match pieces.try_recv() {
+                Ok(piece) => Some(piece),
+                Err(_) => {
+                    both.demand.notify_one();
+                    pieces.recv().await
+                }
+            },
         };
         if let Some(piece) = piece {
             return Some(Ok(piece));
         }
         self.permit = None;
-        let Some(Rest::Queue { trailers, .. }) = self.rest.take() else { return None };
-        match trailers.get() {
+        let Some(Rest::Queue { both, .. }) = self.rest.take() else { return None };
+        match both.trailers.get() {
             Some(trailers) => {
                 self.trailers = trailers.clone();
                 None
             }
-            None => Some(Err(Aborted)),
+            None => {
+                self.is_late = both.is_late.load(Ordering::Relaxed);
+                Some(Err(Aborted))
+            }
         }
+    }
+
+    /// Whether the body ended early because the peer that it comes from was too slow.
+    pub fn is_late(&self) -> bool {
+        self.is_late
     }
 
     /// The trailer section, once [`Self::next`] has come to the end: field lines, each with its CRLF.
@@ -415,6 +461,23 @@ mod tests {
         sender.send(Bytes::new()).await.unwrap();
         sender.end().await;
         assert!(wire(response).await.unwrap().ends_with(b"\r\n\r\n3\r\nabc\r\n0\r\n\r\n"));
+    }
+
+    #[tokio::test]
+    async fn a_piece_is_wanted_once_all_before_it_is_taken_and_more_is_asked_for() {
+        let (mut sender, mut body) = Body::channel();
+        let is_wanted = |sender: &BodySender| {
+            pin!(sender.wanted()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        };
+        sender.send(Bytes::from_static(b"head")).await.unwrap();
+        assert!(!is_wanted(&sender));
+        assert_eq!(body.next().await, Some(Ok(Bytes::from_static(b"head"))));
+        assert!(!is_wanted(&sender), "it may be all that there is room for");
+        assert!(body.ready_now().is_pending());
+        assert!(is_wanted(&sender));
+        assert!(!is_wanted(&sender), "one piece");
+        drop(body);
+        assert_eq!(sender.wanted().await, Err(Aborted));
     }
 
     #[tokio::test]

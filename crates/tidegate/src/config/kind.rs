@@ -310,7 +310,8 @@ fn is_name(text: &str) -> bool {
 /// RFC 9110 §8.3.1, without parameters.
 fn is_media_type(text: &str) -> bool {
     let is_token = |text: &str| {
-        !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$&-^_.+".contains(&byte))
+        !text.is_empty()
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$&-^_.+".contains(&byte))
     };
     let subtype_of = |rest: &str| is_token(rest.strip_suffix('*').unwrap_or(rest)) || rest == "*";
     text.split_once('/').is_some_and(|(kind, rest)| is_token(kind) && subtype_of(rest))

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, HashSet};
 
 use tidegate_accelerator::settings::{
-    AccessLog, Balance, Cache, Certificate, Coding, Compression, HealthCheck, Limits, Listener, LogFormat, Protocol, Route,
-    Settings, Target, Upstream,
+    AccessLog, Balance, Cache, Certificate, Coding, Compression, HealthCheck, Limits, Listener, LogFormat,
+    Protocol, Route, Settings, Target, Upstream,
 };
 use tidegate_dhttp::ports::ClientPorts;
 use tidegate_http::normalize::{Personality, normalize};
@@ -514,7 +514,8 @@ fn cache(section: &Values, report: &mut Report<'_>) -> Cache {
 fn compression(section: &Values) -> Compression {
     let defaults = Compression::default();
     let texts = |name| section.texts(name).into_iter().map(|at| at.value);
-    let codings = texts("codings").filter_map(|name| Coding::ALL.into_iter().find(|it| it.name() == name)).collect();
+    let codings =
+        texts("codings").filter_map(|name| Coding::ALL.into_iter().find(|it| it.name() == name)).collect();
     let types: Vec<String> = texts("types").collect();
     Compression {
         codings,
