@@ -90,7 +90,10 @@ pub(crate) struct OpenFile {
 
 /// Files that are being sent, by their keys: requests for one at the same time share its descriptor, of which there are few.
 #[derive(Default)]
-struct OpenFiles(Mutex<HashMap<Vec<u8>, (Stamp, Weak<File>)>>);
+struct OpenFiles(Mutex<HashMap<Vec<u8>, Sending>>);
+
+/// A file in the state in which it was opened, for as long as it is being sent.
+type Sending = (Stamp, Weak<File>);
 
 impl OpenFiles {
     /// The file that others send already, if it is the same.
