@@ -44,6 +44,23 @@ fn a_server_with_an_event_loop_in_each_thread() {
     chain.stop();
 }
 
+/// What was registered was written down only once the call had returned: of a connection that had ended by then it stayed
+/// registered, since filters have the socket as well, and the client's next request could not be.
+#[test]
+fn a_server_that_serves_a_connection_while_another_thread_registers_it() {
+    let (site, library, port) = (Site::new(), Site::new(), free_port());
+    let server = compile("programs/handsover.c", &["-pthread"], &site);
+    let slow = compile("programs/slow_epoll.c", &["-shared", "-fPIC"], &library);
+    let mut command = Chain::command(port, CHAIN, &[&server, &port.to_string()]);
+    command.env("LD_PRELOAD", slow);
+    let chain = Chain::once_it_serves(command, port);
+    let mut client = chain.client();
+    for round in 0..5 {
+        assert_eq!(client.get("/a").body, b"ok\n", "round {round}");
+    }
+    chain.stop();
+}
+
 /// Its process in the background is no child of the launcher's before the first one has ended.
 #[test]
 fn a_signal_is_for_the_server_although_its_first_process_is_not_gone() {

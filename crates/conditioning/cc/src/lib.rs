@@ -164,12 +164,14 @@ pub unsafe extern "C" fn cc_poll(fds: *mut pollfd, nfds: nfds_t, timeout: c_int)
 /// See `tidegate/cc.h`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cc_epoll_ctl(epfd: c_int, op: c_int, fd: c_int, event: *mut epoll_event) -> c_int {
-    // SAFETY: the caller's own arguments.
-    let result = unsafe { libc::epoll_ctl(epfd, op, fd, event) };
-    let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
-    // SAFETY: as above.
-    let interest = unsafe { Interest::of_call(epfd, op, fd, event, outcome) };
-    match server::registered(interest, op, outcome) {
+    let call = || {
+        // SAFETY: the caller's own arguments.
+        let result = unsafe { libc::epoll_ctl(epfd, op, fd, event) };
+        let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
+        // SAFETY: as above.
+        (unsafe { Interest::of_call(epfd, op, fd, event, outcome) }, outcome)
+    };
+    match server::registering(epfd, op, fd, call) {
         Ok(()) => 0,
         Err(error) => fail(error),
     }

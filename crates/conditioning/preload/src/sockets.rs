@@ -458,15 +458,18 @@ pub unsafe extern "C" fn epoll_ctl(
     event: *mut epoll_event,
 ) -> c_int {
     server::unpark_to_change(epoll, fd);
-    let result =
-        next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
-    let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
-    // SAFETY: the caller's own arguments, with which the call was made.
-    let interest = unsafe { Interest::of_call(epoll, operation, fd, event, outcome) };
-    if result == 0 && operation != libc::EPOLL_CTL_DEL {
-        server::park(interest);
-    }
-    match server::registered(interest, operation, outcome) {
+    let call = || {
+        let result =
+            next!(epoll_ctl(epoll: c_int, operation: c_int, fd: c_int, event: *mut epoll_event) -> c_int);
+        let outcome = if result == 0 { Ok(()) } else { Err(errno()) };
+        // SAFETY: the caller's own arguments, with which the call was made.
+        let interest = unsafe { Interest::of_call(epoll, operation, fd, event, outcome) };
+        if result == 0 && operation != libc::EPOLL_CTL_DEL {
+            server::park(interest);
+        }
+        (interest, outcome)
+    };
+    match server::registering(epoll, operation, fd, call) {
         Ok(()) => 0,
         Err(error) => fail(error),
     }

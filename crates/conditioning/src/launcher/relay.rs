@@ -183,7 +183,7 @@ impl Relay {
         // Filters hold the client's socket too: what is registered would outlive the close.
         let (epoll, fd) = (self.epoll.as_raw_fd(), client.as_raw_fd());
         let interest = server::connection::Interest { epoll, fd, events: 0, data: 2 * key };
-        let _ = server::registered(interest, libc::EPOLL_CTL_ADD, Ok(()));
+        let _ = server::registering(epoll, libc::EPOLL_CTL_ADD, fd, || (interest, Ok(())));
         Ok((ours, theirs))
     }
 

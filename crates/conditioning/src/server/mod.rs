@@ -331,34 +331,75 @@ fn remove(interest: Interest) {
     let _ = epoll::delete(borrow(interest.epoll), borrow(interest.fd));
 }
 
-/// The server changed its registration of `fd` with epoll; `result` is what the call returned. Returns what it should.
-pub fn registered(interest: Interest, operation: i32, result: Result<(), Errno>) -> Result<(), Errno> {
+/// The server changes its registration of `fd` with the set `epoll`: `call` does so, and says what it has registered and
+/// what came of it. Returns what the server is to be told.
+///
+/// Who waits on the set may have served and ended the connection before the call returns: `fd` ends, and is closed, not
+/// before the registration is written down, since from then on it could not be removed any more.
+///
+/// # Errors
+/// As epoll_ctl(2).
+pub fn registering(
+    epoll: RawFd,
+    operation: i32,
+    fd: RawFd,
+    call: impl FnOnce() -> (Interest, Result<(), Errno>),
+) -> Result<(), Errno> {
     let _in_use = process::in_use();
-    match table::get(interest.fd) {
-        Some(Entry::Connection(connection)) if result.is_ok() => {
-            note_interest(&mut lock(&connection).interests, interest, operation);
-        }
-        Some(Entry::Listener { .. }) if result.is_ok() => listening::registered(interest, operation),
-        Some(Entry::Ended(over)) if matches!(result, Ok(()) | Err(Errno::NOENT)) => {
-            // From here on nobody registers for the descriptor but the server.
-            waiting::forget(interest.epoll, interest.fd);
-            match operation {
-                libc::EPOLL_CTL_DEL => remove(interest),
-                libc::EPOLL_CTL_MOD if result.is_err() => add(interest),
-                _ => {}
+    loop {
+        match table::get(fd) {
+            Some(Entry::Connection(connection)) => {
+                let mut connection = lock(&connection);
+                if !connection.descriptors.contains(&fd) {
+                    // It has just ended.
+                    continue;
+                }
+                let (interest, result) = call();
+                if result.is_ok() {
+                    note_interest(&mut connection.interests, interest, operation);
+                }
+                return result;
             }
-            note_interest(&mut lock(&over.interests), interest, operation);
-            return Ok(());
+            Some(Entry::Ended(over)) => {
+                // From here on nobody registers for the descriptor but the server.
+                waiting::forget(epoll, fd);
+                return registering_ended(&mut lock(&over.interests), operation, call);
+            }
+            Some(Entry::Listener { .. }) => {
+                let (interest, result) = call();
+                if result.is_ok() {
+                    listening::registered(interest, operation);
+                }
+                return result;
+            }
+            None => return call().1,
         }
-        _ => {}
     }
-    result
 }
+
+/// Of a descriptor whose end is over, a registration may be gone that the server has made.
+fn registering_ended(
+    interests: &mut Vec<Interest>,
+    operation: i32,
+    call: impl FnOnce() -> (Interest, Result<(), Errno>),
+) -> Result<(), Errno> {
+    let (interest, result) = call();
+    if !matches!(result, Ok(()) | Err(Errno::NOENT)) {
+        return result;
+    }
+    if operation == libc::EPOLL_CTL_MOD && result.is_err() {
+        add(interest);
+    }
+    note_interest(interests, interest, operation);
+    Ok(())
+}
+
+/// One descriptor is in a handful of epoll sets at most; a server that exceeds this leaks a registration.
+const MOST_INTERESTS: usize = 64;
 
 fn note_interest(interests: &mut Vec<Interest>, interest: Interest, operation: i32) {
     interests.retain(|i| (i.epoll, i.fd) != (interest.epoll, interest.fd));
-    // One descriptor is in a handful of epoll sets at most; a server that exceeds this leaks a registration.
-    if operation != libc::EPOLL_CTL_DEL && interests.len() < 64 {
+    if operation != libc::EPOLL_CTL_DEL && interests.len() < MOST_INTERESTS {
         interests.push(interest);
     }
 }
