@@ -90,16 +90,28 @@ fn a_command_that_never_listens_is_one_line_and_exit_code_1() {
     one_line(&text, "cannot start /no/such/server");
 }
 
-/// The line of a chain whose command listens and never accepts.
+/// The line of a chain whose command listens, and never accepts when there is something to accept.
 fn never_accepts(options: &[&str]) -> String {
     let port = free_port();
-    let listens = format!("import socket,time; s=socket.create_server(('127.0.0.1',{port})); time.sleep(60)");
+    let site = Site::new();
+    let tried = site.path().join("tried");
+    let listens = format!(
+        "import socket, time\n\
+         s = socket.create_server(('127.0.0.1', {port}))\n\
+         s.setblocking(False)\n\
+         try: s.accept()\n\
+         except BlockingIOError: open('{}', 'w')\n\
+         time.sleep(60)",
+        tried.display()
+    );
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         // Before the server listens, and after the chain has ended, nobody is there.
         scope.spawn(|| {
             while !stop.load(Ordering::Relaxed) {
-                if let Ok(mut client) = Client::try_connect(([127, 0, 0, 1], port).into()) {
+                if tried.exists()
+                    && let Ok(mut client) = Client::try_connect(([127, 0, 0, 1], port).into())
+                {
                     client.send(b"GET / HTTP/1.1\r\nHost: test\r\n\r\n");
                     assert!(client.is_ended());
                 }

@@ -237,3 +237,16 @@ fn a_server_that_has_no_descriptor_left_and_tries_again_at_once_keeps_its_client
         chain.stop();
     }
 }
+
+/// Asio registers a socket when it opens it: what took the socket's place when it listened was not registered, and the
+/// server heard of nobody.
+#[test]
+fn a_server_that_registers_its_socket_with_epoll_before_it_listens_hears_of_clients() {
+    for (flags, way) in [(DYNAMIC, "level"), (DYNAMIC, "edge"), (STATIC, "level"), (STATIC, "edge")] {
+        let (chain, _site) = compiled("early.c", flags, way, CHAIN);
+        for _ in 0..3 {
+            assert_eq!(chain.get("/").body, b"fedcba9876543210", "{flags:?}, {way}");
+        }
+        chain.stop();
+    }
+}

@@ -50,11 +50,13 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         let cloexec = rustix::io::fcntl_getfd(borrow(fd))?.contains(rustix::io::FdFlags::CLOEXEC);
         let cloexec = if cloexec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
         let only_v6 = address.is_ipv6() && rustix::net::sockopt::ipv6_v6only(borrow(fd)).unwrap_or(false);
+        let registrations = server::registrations("self", fd);
         // SAFETY: the server's own descriptor, which is the link from now on, and is not closed here.
         let mut own = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) });
         rustix::io::dup3(&chain.link, &mut own, cloexec)?;
         rustix::fs::fcntl_setfl(borrow(fd), flags & OFlags::NONBLOCK)?;
         server::listen(fd, chain, Listening { address, only_v6 })?;
+        server::carry_over(registrations);
         crate::programs::remember_listeners();
         Ok(())
     };

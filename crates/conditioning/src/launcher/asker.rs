@@ -2,14 +2,17 @@
 
 use std::fs::File;
 use std::io;
+use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
-use std::os::fd::{OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
+use rustix::event::epoll;
 use rustix::io::Errno;
 use rustix::net::SocketType;
+use rustix::thread::UnshareFlags;
 
-use crate::server::{address, options::MOST_BYTES};
+use crate::server::{address, connection::Interest, options::MOST_BYTES};
 
 /// What a descriptor of a process is called: `socket:[12345]`.
 pub fn name_of(process: u32, fd: RawFd) -> Option<String> {
@@ -28,8 +31,8 @@ pub fn flags_of(process: u32, fd: RawFd) -> Result<libc::c_int, Errno> {
     Ok(flags.and_then(|flags| libc::c_int::from_str_radix(flags.trim(), 8).ok()).unwrap_or(0))
 }
 
-/// A handle of our own to a socket of a process (pidfd_getfd(2)).
-pub fn socket_of(process: u32, fd: RawFd) -> Option<OwnedFd> {
+/// A handle of our own to a descriptor of a process (pidfd_getfd(2)).
+pub fn handle_to(process: u32, fd: RawFd) -> Option<OwnedFd> {
     let process = rustix::process::Pid::from_raw(process as i32)?;
     // The process that asked may be a thread: its group's descriptors are the same.
     let open = |pid| rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
@@ -38,12 +41,40 @@ pub fn socket_of(process: u32, fd: RawFd) -> Option<OwnedFd> {
 }
 
 pub fn kind_of(process: u32, fd: RawFd) -> Option<SocketType> {
-    rustix::net::sockopt::socket_type(socket_of(process, fd)?).ok()
+    rustix::net::sockopt::socket_type(handle_to(process, fd)?).ok()
 }
 
 /// Whether it is an IPv6 socket that takes no IPv4 clients.
 pub fn is_v6_only(process: u32, fd: RawFd) -> bool {
-    socket_of(process, fd).is_some_and(|socket| rustix::net::sockopt::ipv6_v6only(socket).unwrap_or(false))
+    handle_to(process, fd).is_some_and(|socket| rustix::net::sockopt::ipv6_v6only(socket).unwrap_or(false))
+}
+
+/// Registers `file`, which has the number `fd` in a process, with epoll sets of that process. The kernel tells
+/// registrations apart by the number too, so that this takes a thread with a table of descriptors of its own, in which
+/// the file has the same number.
+pub fn register(process: u32, file: BorrowedFd<'_>, fd: RawFd, registrations: Vec<Interest>) {
+    if registrations.is_empty() {
+        return;
+    }
+    let register = || -> Result<(), Errno> {
+        // SAFETY: nothing that this thread closes, or puts in the place of something, is anybody else's.
+        unsafe { rustix::thread::unshare_unsafe(UnshareFlags::FILES)? };
+        // SAFETY: whatever has the number here is of no use to this thread, which closes it with its table.
+        let mut place = ManuallyDrop::new(unsafe { OwnedFd::from_raw_fd(fd) });
+        if file.as_raw_fd() != fd {
+            rustix::io::dup2(file, &mut place)?;
+        }
+        for Interest { epoll, events, data, .. } in registrations {
+            let Some(epoll) = handle_to(process, epoll) else { continue };
+            let events = epoll::EventFlags::from_bits_retain(events);
+            let _ = epoll::add(epoll, &*place, epoll::EventData::new_u64(data), events);
+        }
+        Ok(())
+    };
+    std::thread::scope(|scope| {
+        // The server gets what it asked for in any case, and hears of clients where this comes out well.
+        let _ = std::thread::Builder::new().spawn_scoped(scope, register);
+    });
 }
 
 fn leader_of(thread: rustix::process::Pid) -> Result<rustix::process::Pid, Errno> {

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-use crate::launcher::asker::{name_of, socket_of};
+use crate::launcher::asker::{handle_to, name_of};
 use crate::server::{self, Listening};
 
 /// A connection that the relay has, and a server has yet to get.
@@ -56,7 +56,7 @@ impl ListeningSocket {
         if !self.is_told {
             return;
         }
-        if let Some(theirs) = socket_of(process, fd) {
+        if let Some(theirs) = handle_to(process, fd) {
             let _ = rustix::net::recv(&theirs, &mut [0u8; 4096][..], RecvFlags::DONTWAIT);
             self.is_told = false;
         }

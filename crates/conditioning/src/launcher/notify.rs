@@ -23,8 +23,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SocketType};
 
 use crate::launcher::asker::{
-    Asker, flags_of, is_v6_only, kind_of, name_of, read_address, read_value, room_at, write_address_at,
-    write_value,
+    Asker, flags_of, is_v6_only, kind_of, name_of, read_address, read_value, register, room_at,
+    write_address_at, write_value,
 };
 use crate::launcher::listeners::{self, Accepted, Listeners, Placed};
 use crate::launcher::relay::Relay;
@@ -392,8 +392,10 @@ impl Supervisor {
         rustix::io::ioctl_fionbio(&theirs, flags & libc::O_NONBLOCK != 0)?;
         let number = self.listeners.next_number();
         self.relay.watch_listening(ours.as_fd(), number)?;
+        let registrations = server::registrations(&process.to_string(), fd);
         let place = libc::SECCOMP_ADDFD_FLAG_SETFD as u32;
         self.add(id, theirs.as_raw_fd(), place, fd, flags & libc::O_CLOEXEC != 0)?;
+        register(process, theirs.as_fd(), fd, registrations);
         self.listeners.add(bound, Placed { number, name, ours, opened_by: (process, fd) });
         Ok(())
     }

@@ -186,7 +186,7 @@ impl Ledger {
         self.map().listening.load(Ordering::Acquire) != 0
     }
 
-    /// Says that the server accepts.
+    /// Says that the server has accepted.
     pub fn set_accepts(&self) {
         // Read first: every process of the server says so for each request.
         if !self.accepts() {
@@ -194,7 +194,7 @@ impl Ledger {
         }
     }
 
-    /// Whether the server has ever tried to accept.
+    /// Whether an accept of the server's has ever met with a request.
     pub fn accepts(&self) -> bool {
         self.map().accepts.load(Ordering::Acquire) != 0
     }

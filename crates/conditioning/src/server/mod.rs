@@ -17,6 +17,7 @@ mod parking;
 mod passing;
 mod process;
 mod reading;
+mod registrations;
 pub mod response;
 pub mod table;
 mod terms;
@@ -48,6 +49,7 @@ pub use process::{InUse, in_use};
 pub use reading::{
     Awaited, Calls, Reading, brings_another, hides, is_left, is_read, readable_bytes, reading, ready, took,
 };
+pub use registrations::{carry_over, registrations};
 pub use response::{Extent, ResponseTracker};
 use table::{Chain, Entry, Over, lock};
 pub use terms::Terms;
@@ -157,7 +159,6 @@ fn accept_from(
     options: AcceptOptions,
 ) -> Result<(RawFd, SocketAddr), Errno> {
     lingering::accepts();
-    chain.ledger.set_accepts();
     // A server that tries again at once would be handed the same request until nobody is handed it any more.
     if LACKED_DESCRIPTOR.load(Ordering::Relaxed) {
         rustix::io::fcntl_dupfd_cloexec(&chain.link, 0)?;
@@ -165,6 +166,10 @@ fn accept_from(
     loop {
         let received = listening::receive(fd, at, chain, options)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        // A server that tries before anything is there has yet to show that it hears of what comes.
+        if !matches!(received, Received::Nothing) {
+            chain.ledger.set_accepts();
+        }
         let request = match received {
             Received::Request(request) => request,
             Received::Nothing => return Err(Errno::AGAIN),
