@@ -250,3 +250,16 @@ fn a_server_that_registers_its_socket_with_epoll_before_it_listens_hears_of_clie
         chain.stop();
     }
 }
+
+/// Nobody was woken, and the server had to be killed.
+#[test]
+fn a_server_that_shuts_its_listening_socket_down_ends_its_threads_that_wait() {
+    for way in ["accept", "poll", "select", "epoll"] {
+        let (chain, _site) = compiled("shuts.c", DYNAMIC, way, CHAIN);
+        let mut client = chain.client();
+        for _ in 0..3 {
+            assert_eq!(client.get("/").body, b"ok\n", "{way}");
+        }
+        assert_eq!(chain.stop().code(), Some(7), "{way}");
+    }
+}

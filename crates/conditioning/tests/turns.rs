@@ -284,7 +284,7 @@ import os, signal, socket, sys
 listener = socket.create_server(('127.0.0.1', PORT))
 first = os.fork()
 if first == 0:
-    socket.recv_fds(listener, 65536, 4)
+    socket.recv_fds(socket.socket(fileno=int(os.environ['TIDEGATE_CC_UPSTREAM'])), 65536, 4)
     os.kill(os.getpid(), getattr(signal, sys.argv[1]))
 os.waitpid(first, os.WUNTRACED)
 while True:

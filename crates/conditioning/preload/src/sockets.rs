@@ -210,15 +210,25 @@ pub unsafe extern "C" fn setsockopt(
     result
 }
 
-/// shutdown(2): nothing is left to shut down where the server's end is over.
+/// shutdown(2): nothing is left to shut down where the server's end is over, and a listening socket is that no more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn shutdown(fd: c_int, how: c_int) -> c_int {
     if server::shuts_down(fd) {
         return 0;
     }
-    // A listening socket that is shut down is one of many handles to the chain: the others go on.
     if server::listener(fd).is_some() {
-        return 0;
+        // What ends a listening socket is the end of its side that receives.
+        if how == libc::SHUT_WR {
+            return 0;
+        }
+        return match server::shut_down(fd) {
+            Ok(at) => {
+                // It keeps its name, and may listen again.
+                state::bind(fd, at.address);
+                0
+            }
+            Err(error) => fail(error),
+        };
     }
     next!(shutdown(fd: c_int, how: c_int) -> c_int)
 }

@@ -125,6 +125,27 @@ pub unsafe extern "C" fn poll(descriptors: *mut pollfd, count: nfds_t, timeout: 
     }
 }
 
+/// Waits by `real`, as [`poll_hiding`] does; with `looks`, a listening socket is among the descriptors that another thread
+/// may shut down, and each wait begins anew by `again`.
+fn wait_looking(
+    looks: bool,
+    wanted: Option<Duration>,
+    again: impl Fn(),
+    real: impl Fn(Option<Duration>) -> c_int,
+) -> c_int {
+    if !looks || wanted.is_some_and(|wanted| wanted <= server::LOOK) {
+        return real(None);
+    }
+    let until = wanted.map(|wanted| Instant::now() + wanted);
+    loop {
+        let told = real(limit(until, false, true));
+        if told != 0 || is_over(until) {
+            return told;
+        }
+        again();
+    }
+}
+
 /// For how long a wait goes on that hides something, until it looks whether to do so still: another thread may end the
 /// response.
 const HIDDEN: Duration = Duration::from_millis(20);
@@ -133,10 +154,11 @@ fn milliseconds(time: Duration) -> c_int {
     c_int::try_from(time.as_micros().div_ceil(1000)).unwrap_or(c_int::MAX)
 }
 
-/// How long to wait at most while something is hidden, or not.
-fn limit(until: Option<Instant>, is_hiding: bool) -> Option<Duration> {
+/// How long to wait at most while something is hidden, or a listening socket is to be looked after, or neither.
+fn limit(until: Option<Instant>, is_hiding: bool, looks: bool) -> Option<Duration> {
     let left = until.map(|until| until.saturating_duration_since(Instant::now()));
-    if is_hiding { Some(left.map_or(HIDDEN, |left| left.min(HIDDEN))) } else { left }
+    let look = is_hiding.then_some(HIDDEN).or(looks.then_some(server::LOOK));
+    left.into_iter().chain(look).min()
 }
 
 fn is_over(until: Option<Instant>) -> bool {
@@ -152,11 +174,17 @@ fn poll_hiding(
     real: impl Fn(Option<Duration>) -> c_int,
 ) -> c_int {
     const READ: i16 = libc::POLLIN | libc::POLLRDNORM;
-    let told = real(None);
-    if told <= 0 || descriptors.is_null() {
+    if descriptors.is_null() {
+        return real(None);
+    }
+    // SAFETY: the caller passes `count` structures, as for the system call.
+    let mut numbers = (0..count as usize).map(|index| unsafe { (*descriptors.add(index)).fd });
+    let looks = numbers.any(server::may_be_shut_down);
+    let told = wait_looking(looks, wanted, || {}, &real);
+    if told <= 0 {
         return told;
     }
-    // SAFETY: the caller passes `count` structures, as for the system call, which has just written to them.
+    // SAFETY: as above; the system call has just written to them.
     let all = unsafe { std::slice::from_raw_parts_mut(descriptors, count as usize) };
     let tell = |all: &mut [pollfd]| {
         for one in &mut *all {
@@ -184,7 +212,7 @@ fn poll_hiding(
                 is_hiding = true;
             }
         }
-        let told = real(limit(until, is_hiding));
+        let told = real(limit(until, is_hiding, looks));
         for (one, asked) in all.iter_mut().zip(&asked) {
             let is_hidden = one.events != *asked;
             one.events = *asked;
@@ -386,7 +414,17 @@ fn select_hiding(
         }
         hidden
     };
-    let told = real(sets, None);
+    let ask_again = || {
+        for (set, asked) in sets.iter().zip(&asked) {
+            if let Some(asked) = asked {
+                // SAFETY: the caller's own set, of which the copy was made.
+                unsafe { set.write(*asked) };
+            }
+        }
+    };
+    // SAFETY: as above; bits below FD_SETSIZE are looked at.
+    let looks = (0..most).any(|fd| unsafe { libc::FD_ISSET(fd, read) } && server::may_be_shut_down(fd));
+    let told = wait_looking(looks, wanted, ask_again, |limit| real(sets, limit));
     if told <= 0 {
         return told;
     }
@@ -395,14 +433,9 @@ fn select_hiding(
         return told;
     }
     while !is_over(until) {
-        for (set, asked) in sets.iter().zip(&asked) {
-            if let Some(asked) = asked {
-                // SAFETY: the caller's own set, of which the copy was made.
-                unsafe { set.write(*asked) };
-            }
-        }
+        ask_again();
         let is_hiding = hide(read) > 0;
-        let told = real(sets, limit(until, is_hiding));
+        let told = real(sets, limit(until, is_hiding, looks));
         if told < 0 {
             return told;
         }

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::thread::futex;
+use rustix::thread::futex::{self, Timespec};
 
 /// Processes that wait by the link, at most.
 const SEATS: usize = 29;
@@ -90,13 +90,13 @@ impl Turns {
         futex::wake(&self.called, futex::Flags::empty(), 1).is_ok_and(|woken| woken > 0)
     }
 
-    /// Waits until called.
+    /// Waits until called, or for as long as `limit`.
     ///
     /// # Errors
-    /// EINTR for a signal of which the handler does not restart calls, as accept(2).
-    pub fn wait_behind(&self) -> Result<(), Errno> {
-        // Without a timeout, so that the kernel itself begins again where a handler restarts calls (signal(7)).
-        match futex::wait(&self.called, futex::Flags::empty(), 0, None) {
+    /// EINTR for a signal: without a limit, only where its handler does not restart calls, as accept(2).
+    pub fn wait_behind(&self, limit: Option<&Timespec>) -> Result<(), Errno> {
+        match futex::wait(&self.called, futex::Flags::empty(), 0, limit) {
+            Err(Errno::TIMEDOUT) => Ok(()),
             Ok(()) | Err(Errno::AGAIN) => {
                 self.called.store(0, Ordering::SeqCst);
                 Ok(())
@@ -171,7 +171,9 @@ mod tests {
     fn behind(ledger: &std::sync::Arc<Ledger>) -> mpsc::Receiver<()> {
         let (says, hears) = mpsc::channel();
         let ledger = ledger.clone();
-        std::thread::spawn(move || while ledger.turns().wait_behind().is_ok() && says.send(()).is_ok() {});
+        std::thread::spawn(
+            move || while ledger.turns().wait_behind(None).is_ok() && says.send(()).is_ok() {},
+        );
         hears
     }
 

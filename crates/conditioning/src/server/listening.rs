@@ -19,7 +19,7 @@ use rustix::time::Timespec;
 
 use super::connection::Interest;
 use super::table::{self, Chain, Entry, lock};
-use super::{AcceptOptions, add, borrow, note_interest, process, turns};
+use super::{AcceptOptions, LOOK, add, borrow, may_be_shut_down, note_interest, process, turns};
 use crate::link::{self, Next, Received};
 use crate::wire::Notice;
 
@@ -211,14 +211,14 @@ pub(super) fn receive(
     options: AcceptOptions,
 ) -> io::Result<Received> {
     if !DIFFER.load(Ordering::Acquire) {
-        return turns::receive(borrow(fd), chain, options);
+        return turns::receive(fd, chain, options);
     }
-    let listener = borrow(fd);
+    let listener = chain.link.as_fd();
     let waits = !options.dont_wait && !rustix::fs::fcntl_getfl(listener)?.contains(OFlags::NONBLOCK);
     let limit = if waits { socket_timeout(listener, Timeout::Recv)? } else { Some(Duration::ZERO) };
     let until = limit.map(|limit| Instant::now() + limit);
     let mut look_again = SOONEST;
-    loop {
+    while table::is_listener(fd) {
         let pause = match link::next(listener)? {
             Next::Nothing => None,
             Next::To(local) if is_anothers(fd, at, chain, local) => {
@@ -248,11 +248,13 @@ pub(super) fn receive(
         // What is another's is there already: only for what comes next can be waited.
         let mut watched = [PollFd::new(&listener, PollFlags::IN)];
         let watched = if pause.is_some() { &mut [][..] } else { &mut watched[..] };
-        let wait = pause.into_iter().chain(left).min();
+        let look = may_be_shut_down(fd).then_some(LOOK);
+        let wait = pause.into_iter().chain(left).chain(look).min();
         let wait = wait
             .map(|wait| Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: i64::from(wait.subsec_nanos()) });
         rustix::event::poll(watched, wait.as_ref())?;
     }
+    Ok(Received::Nothing)
 }
 
 /// Whether `fd` stands for a listening socket, and where that listens.

@@ -19,6 +19,7 @@ mod process;
 mod reading;
 mod registrations;
 pub mod response;
+mod shut_down;
 pub mod table;
 mod terms;
 mod turns;
@@ -51,6 +52,7 @@ pub use reading::{
 };
 pub use registrations::{carry_over, registrations};
 pub use response::{Extent, ResponseTracker};
+pub use shut_down::{LOOK, may_be_shut_down, shut_down};
 use table::{Chain, Entry, Over, lock};
 pub use terms::Terms;
 pub use waiting::{Wait, waits};
@@ -164,8 +166,11 @@ fn accept_from(
         rustix::io::fcntl_dupfd_cloexec(&chain.link, 0)?;
     }
     loop {
-        let received = listening::receive(fd, at, chain, options)
-            .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+        let received = match listening::receive(fd, at, chain, options) {
+            // Another thread has shut it down.
+            Err(_) | Ok(Received::Nothing) if !table::is_listener(fd) => return Err(Errno::INVAL),
+            received => received.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?,
+        };
         // A server that tries before anything is there has yet to show that it hears of what comes.
         if !matches!(received, Received::Nothing) {
             chain.ledger.set_accepts();
