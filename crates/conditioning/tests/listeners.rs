@@ -263,3 +263,22 @@ fn a_server_that_shuts_its_listening_socket_down_ends_its_threads_that_wait() {
         assert_eq!(chain.stop().code(), Some(7), "{way}");
     }
 }
+
+/// A length of 4 bytes left the rest of the structure as it was: uWSGI took that for a full queue.
+#[test]
+fn a_server_that_asks_for_the_state_of_its_listening_socket_is_told_of_one_that_listens() {
+    for flags in REACHES {
+        let (chain, _site) = compiled("asks.c", flags, "options", CHAIN);
+        let said = String::from_utf8(chain.get("/").body).unwrap();
+        assert_eq!(said, "0, all: 1, listens: 1, waiting: 0 of 0, peer: ENOTCONN", "{flags:?}");
+        chain.stop();
+    }
+}
+
+/// They went into the link, to the filters.
+#[test]
+fn reads_and_writes_of_a_listening_socket_fail_as_without_a_chain() {
+    let (chain, _site) = compiled("asks.c", DYNAMIC, "calls", CHAIN);
+    assert_eq!(String::from_utf8(chain.get("/").body).unwrap(), "-1 EPIPE, -1 ENOTCONN");
+    chain.stop();
+}

@@ -168,7 +168,8 @@ pub unsafe extern "C" fn getsockopt(
         Some(listens_on) => options::of_listener(level, name, listens_on),
         None if level == libc::SOL_SOCKET && server::is_ended(fd) => server::address_of(fd, End::Peer)
             .and_then(Result::ok)
-            .and_then(|peer| options::of_stream(name, peer)),
+            .and_then(|peer| options::of_stream(name, peer))
+            .map(options::bytes),
         None => None,
     };
     let Some(answer) = answer.filter(|_| !value.is_null() && !length.is_null()) else {
@@ -178,8 +179,8 @@ pub unsafe extern "C" fn getsockopt(
     };
     // SAFETY: the caller passes `*length` writable bytes at `value`.
     unsafe {
-        let room = (*length as usize).min(size_of::<c_int>());
-        std::ptr::copy_nonoverlapping((&raw const answer).cast::<u8>(), value.cast(), room);
+        let room = (*length as usize).min(answer.len());
+        std::ptr::copy_nonoverlapping(answer.as_ptr(), value.cast(), room);
         *length = room as socklen_t;
     }
     0

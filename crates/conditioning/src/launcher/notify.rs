@@ -328,6 +328,7 @@ impl Supervisor {
                 }
                 (None, None) => self.of_relay(asker, arguments, &name, false),
             },
+            libc::SYS_getpeername if listener.is_some() => Answer::Error(Errno::NOTCONN),
             libc::SYS_getpeername => self.of_relay(asker, arguments, &name, true),
             libc::SYS_getsockopt => {
                 self.get_option(asker, arguments, &name, listener.map(|(_, bound)| bound))
@@ -482,11 +483,11 @@ impl Supervisor {
         let [_, level, option, at, length_at, _] = arguments;
         let (level, option) = (level as libc::c_int, option as libc::c_int);
         let mut value = [0; options::MOST_BYTES];
-        let number = if let Some(bound) = listener {
+        let known = if let Some(bound) = listener {
             options::of_listener(level, option, bound)
         } else if let Some((peer, _)) = self.relay.addresses(name) {
             let of_stream = || options::of_stream(option, peer);
-            (level == libc::SOL_SOCKET).then(of_stream).flatten()
+            (level == libc::SOL_SOCKET).then(of_stream).flatten().map(options::bytes)
         } else {
             return Answer::Continue;
         };
@@ -495,10 +496,10 @@ impl Supervisor {
             Err(error) if error.kind() == io::ErrorKind::InvalidInput => return Answer::Error(Errno::INVAL),
             Err(_) => return Answer::Error(Errno::FAULT),
         };
-        let length = match (number, self.relay.client(name)) {
-            (Some(number), _) => {
-                value[..4].copy_from_slice(&number.to_ne_bytes());
-                room.min(4)
+        let length = match (known, self.relay.client(name)) {
+            (Some(known), _) => {
+                value[..known.len()].copy_from_slice(&known);
+                room.min(known.len())
             }
             (None, _) if level == libc::SOL_SOCKET => return Answer::Continue,
             (None, Some(client)) => match options::get(client, level, option, &mut value[..room]) {

@@ -131,6 +131,9 @@ pub fn address_of(fd: RawFd, end: End) -> Option<Result<SocketAddr, Errno>> {
         let (peer, local) = over.addresses?;
         return Some(Ok(if end == End::Peer { peer } else { local }));
     }
+    if end == End::Peer && table::is_listener(fd) {
+        return Some(Err(Errno::NOTCONN));
+    }
     let as_v6 = table::connection(fd)?.lock().presents_v6;
     Some(address_presented(borrow(fd), end, as_v6))
 }
@@ -226,7 +229,7 @@ fn set_blocking(fd: BorrowedFd<'_>, blocking: bool) {
 ///
 /// # Errors
 /// EPIPE: the server's end of the connection is over. It was before, or its response is complete, and what it writes now is
-/// no part of one, but for instance an answer to the content of its request.
+/// no part of one, but for instance an answer to the content of its request. Or it is a listening socket.
 pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, Errno> {
     if let Some(connection) = table::connection(fd) {
         let mut connection = connection.lock();
@@ -238,7 +241,7 @@ pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, 
         }
         end_locally(&mut connection);
     }
-    if is_ended(fd) { Err(Errno::PIPE) } else { Ok(None) }
+    if is_ended(fd) || table::is_listener(fd) { Err(Errno::PIPE) } else { Ok(None) }
 }
 
 /// The server is about to shut `fd` down: whether that is a matter of its own, of which the client learns nothing. It

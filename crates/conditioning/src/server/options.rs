@@ -12,17 +12,32 @@ use super::Listening;
 /// tcp_info`).
 pub const MOST_BYTES: usize = 512;
 
+/// The value of an option that is a number.
+pub fn bytes(number: c_int) -> Vec<u8> {
+    number.to_ne_bytes().to_vec()
+}
+
 /// What getsockopt(2) says of a listening socket at `listens_on`, where another file stands in its place; `None`: the
 /// same as of that.
-pub fn of_listener(level: c_int, name: c_int, listens_on: Listening) -> Option<c_int> {
-    Some(match (level, name) {
+pub fn of_listener(level: c_int, name: c_int, listens_on: Listening) -> Option<Vec<u8>> {
+    /// linux/tcp_states.h
+    const TCP_LISTEN: u8 = 10;
+    if (level, name) == (libc::IPPROTO_TCP, libc::TCP_INFO) {
+        // Its state comes first; how many connections wait, and how many may (`tcpi_unacked`, `tcpi_sacked`), is the
+        // first filter's affair: 0 of 0.
+        let mut information = vec![0; MOST_BYTES];
+        information[0] = TCP_LISTEN;
+        return Some(information);
+    }
+    let number = match (level, name) {
         (libc::SOL_SOCKET, libc::SO_REUSEADDR | libc::SO_ACCEPTCONN) => 1,
         // What a server reads here it sets for the connections that it accepts, as Erlang does; 0 would be refused.
         (libc::IPPROTO_IP, libc::IP_TTL) => 64,
         (libc::IPPROTO_IPV6, libc::IPV6_V6ONLY) => listens_on.only_v6.into(),
-        (libc::SOL_SOCKET, _) => return of_stream(name, listens_on.address),
+        (libc::SOL_SOCKET, _) => return of_stream(name, listens_on.address).map(bytes),
         _ => 0,
-    })
+    };
+    Some(bytes(number))
 }
 
 /// What tells a TCP socket at `address` from others.

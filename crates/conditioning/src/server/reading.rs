@@ -20,7 +20,7 @@ use crate::wire::REQUEST_BYTES;
 pub enum Reading {
     /// The descriptor is none of ours: read as usual.
     AsUsual,
-    /// Nothing can be read: EAGAIN because nothing is there yet, or EINTR.
+    /// Nothing can be read: EAGAIN because nothing is there yet, EINTR, or ENOTCONN of a listening socket.
     Fails(Errno),
     /// Take from these bytes, then report with [`took`].
     Copy(Vec<u8>),
@@ -59,7 +59,10 @@ pub fn reading(fd: RawFd, wanted: usize) -> Result<Reading, Awaited> {
 }
 
 fn reading_now(fd: RawFd, wanted: usize) -> Result<Result<Reading, Awaited>, WaitAlone> {
-    let Some(connection) = table::connection(fd) else { return Ok(Ok(Reading::AsUsual)) };
+    let Some(connection) = table::connection(fd) else {
+        let is_listener = table::is_listener(fd);
+        return Ok(Ok(if is_listener { Reading::Fails(Errno::NOTCONN) } else { Reading::AsUsual }));
+    };
     let mut connection = connection.lock();
     if connection.may_mistake_content() {
         match connection.skip(borrow(fd)) {
