@@ -61,6 +61,14 @@ fn a_server_that_serves_a_connection_while_another_thread_registers_it() {
     chain.stop();
 }
 
+/// It waited for a lock that the code had which it had interrupted: the server never listened.
+#[test]
+fn a_server_whose_signal_handler_closes_descriptors() {
+    let (chain, _site) = compiled("handler.c", &[]);
+    assert_eq!(chain.get("/a").body, b"ok\n");
+    chain.stop();
+}
+
 /// Its process in the background is no child of the launcher's before the first one has ended.
 #[test]
 fn a_signal_is_for_the_server_although_its_first_process_is_not_gone() {

@@ -2,10 +2,14 @@
 
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tidegate_conditioning::neighbours::{environment, out_of_the_way};
-use tidegate_conditioning::server::{self, table::Chain};
+use tidegate_conditioning::server::{
+    self,
+    table::{Chain, DESCRIPTORS},
+};
 
 struct Preloaded {
     chain: Arc<Chain>,
@@ -20,6 +24,14 @@ struct Preloaded {
 
 /// A server has a few listening sockets; one that exceeds this binds as if there were no chain, and fails.
 const MOST_BOUND: usize = 1024;
+
+/// Which numbers are among [`Preloaded::bound`]. Others are not looked for there: a signal handler may close what it has
+/// opened while the code that it has interrupted has the lock.
+static IS_BOUND: [AtomicBool; DESCRIPTORS] = [const { AtomicBool::new(false) }; DESCRIPTORS];
+
+fn is_bound(fd: RawFd) -> Option<&'static AtomicBool> {
+    IS_BOUND.get(usize::try_from(fd).ok()?)
+}
 
 static STATE: OnceLock<Option<Preloaded>> = OnceLock::new();
 
@@ -104,6 +116,20 @@ impl Preloaded {
         let _in_use = server::in_use();
         how(&mut self.bound.lock().unwrap_or_else(PoisonError::into_inner))
     }
+
+    /// False if there are too many, or its number is too high.
+    fn note(&self, fd: RawFd, address: SocketAddr) -> bool {
+        let Some(is_bound) = is_bound(fd) else { return false };
+        self.bound(|bound| {
+            bound.retain(|(other, _)| *other != fd);
+            let has_room = bound.len() < MOST_BOUND;
+            if has_room {
+                bound.push((fd, address));
+            }
+            is_bound.store(has_room, Ordering::Release);
+            has_room
+        })
+    }
 }
 
 /// A stream socket is to be bound to `address`: true if the chain has that port, and the socket is remembered.
@@ -111,15 +137,7 @@ pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
     let Some(preloaded) = preloaded().filter(|preloaded| preloaded.address.port() == address.port()) else {
         return false;
     };
-    let is_noted = preloaded.bound(|bound| {
-        bound.retain(|(other, _)| *other != fd);
-        let has_room = bound.len() < MOST_BOUND;
-        if has_room {
-            bound.push((fd, address));
-        }
-        has_room
-    });
-    if !is_noted {
+    if !preloaded.note(fd, address) {
         return false;
     }
     // SAFETY: the server's own socket, borrowed for one setsockopt.
@@ -151,7 +169,7 @@ pub(crate) fn received(fd: RawFd, cloexec: bool) {
 
 /// The address that a socket was bound to in name only.
 pub(crate) fn bound_address(fd: RawFd) -> Option<SocketAddr> {
-    let preloaded = known()?;
+    let preloaded = known().filter(|_| is_bound(fd).is_some_and(|it| it.load(Ordering::Acquire)))?;
     preloaded.bound(|bound| bound.iter().find(|(other, _)| *other == fd).map(|(_, address)| *address))
 }
 
@@ -168,14 +186,16 @@ pub(crate) fn listens_elsewhere(fd: RawFd) {
 pub(crate) fn duplicated(old: RawFd, new: RawFd) {
     let Some(address) = bound_address(old) else { return };
     if let Some(preloaded) = known() {
-        preloaded.bound(|bound| bound.push((new, address)));
+        preloaded.note(new, address);
     }
 }
 
 /// `fd` was closed.
 pub(crate) fn forget(fd: RawFd) {
-    if let Some(preloaded) = known() {
-        preloaded.bound(|bound| bound.retain(|(other, _)| *other != fd));
+    let Some(preloaded) = known().filter(|_| bound_address(fd).is_some()) else { return };
+    preloaded.bound(|bound| bound.retain(|(other, _)| *other != fd));
+    if let Some(is_bound) = is_bound(fd) {
+        is_bound.store(false, Ordering::Release);
     }
 }
 
