@@ -407,7 +407,7 @@ fn client_that_takes_nothing_of_a_large_file_holds_next_to_nothing() {
 }
 
 #[test]
-fn idle_connection_is_told_that_it_ends() {
+fn connections_that_are_idle_or_silent_end() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
     let builder =

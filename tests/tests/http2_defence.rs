@@ -14,15 +14,21 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 use tokio_rustls::client::TlsStream;
 
-#[test]
-fn client_that_cancels_all_it_asks_for_is_told_to_calm_down() {
-    let certificate = Certificate::of(&["a.example"]);
+/// An origin that answers once the gate is open.
+fn held_back() -> (Gate, Origin) {
     let gate = Gate::default();
     let door = gate.clone();
     let origin = Origin::start(move |_| {
         door.pass();
         Reply::ok("x")
     });
+    (gate, origin)
+}
+
+#[test]
+fn client_that_cancels_all_it_asks_for_is_told_to_calm_down() {
+    let certificate = Certificate::of(&["a.example"]);
+    let (gate, origin) = held_back();
     let site = Site::start(Tidegate::builder().origin(&origin), &[("a", &certificate)]);
     let reason = run(async {
         let client = Client::connect(&site, &certificate).await;
@@ -389,12 +395,7 @@ async fn receive(tls: &mut TlsStream<TcpStream>, bytes: &[u8], times: usize) {
 #[test]
 fn many_streams_and_trailers_are_not_taken_for_refused_ones() {
     let certificate = Certificate::of(&["a.example"]);
-    let gate = Gate::default();
-    let door = gate.clone();
-    let origin = Origin::start(move |_| {
-        door.pass();
-        Reply::ok("x")
-    });
+    let (gate, origin) = held_back();
     let site = Site::start(Tidegate::builder().origin(&origin), &[("a", &certificate)]);
     run(async {
         let socket = TcpSocket::new_v4().unwrap();
@@ -421,12 +422,7 @@ fn many_streams_and_trailers_are_not_taken_for_refused_ones() {
 #[test]
 fn frames_that_ask_for_nothing_end_the_connection_when_there_are_too_many() {
     let certificate = Certificate::of(&["a.example"]);
-    let gate = Gate::default();
-    let door = gate.clone();
-    let origin = Origin::start(move |_| {
-        door.pass();
-        Reply::ok("x")
-    });
+    let (gate, origin) = held_back();
     let site = Site::start(Tidegate::builder().origin(&origin), &[("a", &certificate)]);
     let ping = frame(PING, 0, 0, b"whatever");
     let mut sent = [PREFACE, &head(1, b"x", b"y")].concat();
@@ -452,12 +448,7 @@ fn frames_that_ask_for_nothing_end_the_connection_when_there_are_too_many() {
 #[test]
 fn heads_of_requests_that_wait_are_bounded() {
     let certificate = Certificate::of(&["a.example"]);
-    let gate = Gate::default();
-    let door = gate.clone();
-    let origin = Origin::start(move |_| {
-        door.pass();
-        Reply::ok("x")
-    });
+    let (gate, origin) = held_back();
     let site = Site::start(Tidegate::builder().origin(&origin), &[("a", &certificate)]);
     run(async {
         let socket = TcpSocket::new_v4().unwrap();

@@ -283,6 +283,11 @@ impl Coding {
         }
     }
 
+    /// Its place in a mask of codings.
+    pub(crate) fn bit(self) -> u8 {
+        1 << self as u8
+    }
+
     /// How the names of files end that are compressed with it.
     pub(crate) fn suffix(self) -> &'static str {
         match self {

@@ -10,8 +10,8 @@ use crate::upstream::{Response, UpstreamError};
 
 /// So much is handed on in one piece, where it comes at once.
 const PIECE_BYTES: usize = 16 * 1024;
-/// After so many bytes that became less than a piece, others have their turn.
-const TURN_BYTES: usize = 256 * 1024;
+/// After so many bytes that have gone in, others have their turn: brotli takes some milliseconds for them.
+const TURN_BYTES: usize = 64 * 1024;
 
 /// The content of `response`, compressed as it comes. What the server pauses after goes on to the client at once.
 pub(crate) struct CompressedContent {
@@ -21,6 +21,8 @@ pub(crate) struct CompressedContent {
     piece: Vec<u8>,
     /// Something has gone into the encoder that has not come out.
     is_behind: bool,
+    /// Bytes that have gone in since others had their turn.
+    turn_bytes: usize,
     metrics: Arc<CoreMetrics>,
 }
 
@@ -31,14 +33,18 @@ impl CompressedContent {
         slot: Slot,
         metrics: Arc<CoreMetrics>,
     ) -> Self {
-        Self { response, encoder: Some((encoder, slot)), piece: Vec::new(), is_behind: false, metrics }
+        let encoder = Some((encoder, slot));
+        Self { response, encoder, piece: Vec::new(), is_behind: false, turn_bytes: 0, metrics }
     }
 
     /// The next piece; `None` at the end. A call that is dropped while it waits loses nothing.
     pub(crate) async fn piece(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
         self.piece.clear();
-        let mut taken = 0;
         while let Some((encoder, _)) = &mut self.encoder {
+            if self.turn_bytes >= TURN_BYTES {
+                self.turn_bytes = 0;
+                tokio::task::yield_now().await;
+            }
             let chunk = match ready(self.response.chunk()).await {
                 Some(chunk) => chunk?,
                 None if self.is_behind => {
@@ -61,13 +67,9 @@ impl CompressedContent {
             encoder.write(chunk).map_err(failed)?;
             self.metrics.compressed_input_bytes_total.add(chunk.len() as u64);
             self.is_behind = true;
-            taken += chunk.len();
+            self.turn_bytes += chunk.len();
             if encoder.output().len() >= PIECE_BYTES {
                 return Ok(Some(self.hand_on()));
-            }
-            if taken >= TURN_BYTES {
-                taken = 0;
-                tokio::task::yield_now().await;
             }
         }
         Ok(Some(&self.piece[..]).filter(|piece| !piece.is_empty()))

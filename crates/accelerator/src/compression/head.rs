@@ -1,5 +1,6 @@
 //! What a content coding changes about a response's head.
 
+use tidegate_http::cache::vary;
 use tidegate_http::forward::write_response_fields;
 use tidegate_http::{
     BodyFraming, FieldId, Fields, HeadLimits, Method, Progress, ResponseHead, ResponseParser,
@@ -24,7 +25,7 @@ pub(super) fn forbids_change(fields: &Fields<'_>) -> bool {
 
 /// Whether the origin itself says that codings select the response, or that nothing tells what does.
 pub(super) fn varies_by_coding(fields: &Fields<'_>) -> bool {
-    lists(fields, FieldId::Vary, b"accept-encoding") || lists(fields, FieldId::Vary, b"*")
+    vary::is_any(fields) || lists(fields, FieldId::Vary, b"accept-encoding")
 }
 
 /// The head of a response that is compressed if `coding` is given, and could be for other clients.

@@ -47,9 +47,9 @@ pub(crate) fn accepted(fields: &Fields<'_>) -> u8 {
         }
     }
     let (mut mask, mut most) = (0, 1);
-    for (bit, &weight) in weights.iter().enumerate().rev() {
+    for (coding, weight) in Coding::ALL.into_iter().zip(weights).rev() {
         if weight >= most {
-            (mask, most) = (mask | 1 << bit, weight);
+            (mask, most) = (mask | coding.bit(), weight);
         }
     }
     mask
@@ -57,15 +57,14 @@ pub(crate) fn accepted(fields: &Fields<'_>) -> u8 {
 
 /// The names of a mask's codings, as a client would list them.
 pub(crate) fn listed(mask: u8) -> String {
-    let names = Coding::ALL.iter().enumerate().filter(|(bit, _)| mask & 1 << bit != 0);
-    names.map(|(_, coding)| coding.name()).collect::<Vec<_>>().join(", ")
+    let codings = Coding::ALL.into_iter().filter(|coding| mask & coding.bit() != 0);
+    codings.map(Coding::name).collect::<Vec<_>>().join(", ")
 }
 
 impl Compression {
     /// The coding for a client that accepts those of `mask`.
     pub(crate) fn choose(&self, mask: u8) -> Option<Coding> {
-        let accepts = |coding: &Coding| Coding::ALL.iter().position(|known| known == coding);
-        self.codings.iter().copied().find(|coding| accepts(coding).is_some_and(|bit| mask & 1 << bit != 0))
+        self.codings.iter().copied().find(|coding| mask & coding.bit() != 0)
     }
 
     /// Whether content of this media type and length is worth it.

@@ -129,16 +129,19 @@ impl Client {
         self.owing_streams.get() > 0
     }
 
+    /// How many do.
+    pub(crate) fn owing_streams(&self) -> u16 {
+        self.owing_streams.get()
+    }
+
     /// Until the result is dropped, a stream waits for the client.
-    pub(crate) fn owes(&self) -> Owing<'_> {
-        self.owing_streams.set(self.owing_streams.get() + 1);
-        Owing(self)
+    pub(crate) fn owes(&self) -> Counted<'_> {
+        Counted::one_of(&self.owing_streams)
     }
 
     /// Until the result is dropped, a stream waits for the client while an upstream waits for the stream.
-    pub(crate) fn stalls(&self) -> Stalled<'_> {
-        self.stalled_streams.set(self.stalled_streams.get() + 1);
-        Stalled(self)
+    pub(crate) fn stalls(&self) -> Counted<'_> {
+        Counted::one_of(&self.stalled_streams)
     }
 
     /// Whether a task answers this client now.
@@ -365,21 +368,19 @@ impl Client {
     }
 }
 
-/// A stream that waits for its client.
-pub(crate) struct Owing<'c>(&'c Client);
+/// One of a client's streams, for as long as it is counted.
+pub(crate) struct Counted<'c>(&'c Cell<u16>);
 
-impl Drop for Owing<'_> {
-    fn drop(&mut self) {
-        self.0.owing_streams.set(self.0.owing_streams.get() - 1);
+impl<'c> Counted<'c> {
+    fn one_of(streams: &'c Cell<u16>) -> Self {
+        streams.set(streams.get() + 1);
+        Self(streams)
     }
 }
 
-/// A stream by which a client keeps an upstream waiting.
-pub(crate) struct Stalled<'c>(&'c Client);
-
-impl Drop for Stalled<'_> {
+impl Drop for Counted<'_> {
     fn drop(&mut self) {
-        self.0.stalled_streams.set(self.0.stalled_streams.get() - 1);
+        self.0.set(self.0.get() - 1);
     }
 }
 

@@ -22,7 +22,7 @@ use tidegate_http::Version;
 use tokio::sync::Notify;
 
 use crate::data_core::DataCore;
-use crate::data_core::client::{Client, Owing};
+use crate::data_core::client::Client;
 use crate::data_core::clients::Busy;
 use crate::http2::line::{Line, Socket};
 use crate::session::deadlines::Waiting;
@@ -50,8 +50,6 @@ const LOOK_MS: u64 = 1000;
 #[derive(Default)]
 struct Streams {
     open: Cell<u32>,
-    /// Those that wait for the client: for content of a request, or for room for content of a response.
-    waiting: Cell<u32>,
     begun: Cell<u64>,
     /// Of requests that wait for an answer.
     head_bytes: Cell<usize>,
@@ -62,12 +60,6 @@ struct Streams {
 }
 
 impl Streams {
-    /// What a stream's bytes count for: all streams that wait for the client share its line, and the minimum rate is that
-    /// of the line.
-    fn share(&self, bytes: usize) -> u64 {
-        bytes as u64 * (u64::from(self.waiting.get()) + 1)
-    }
-
     /// The connection is to end.
     fn end(&self, end: End) {
         self.end.set(self.end.get().max(Some(end)));
@@ -82,16 +74,10 @@ impl Streams {
     }
 }
 
-/// A stream that waits for the client.
-struct ClientAwaited<'s> {
-    streams: &'s Streams,
-    _owes: Owing<'s>,
-}
-
-impl Drop for ClientAwaited<'_> {
-    fn drop(&mut self) {
-        self.streams.waiting.set(self.streams.waiting.get() - 1);
-    }
+/// What a stream's bytes count for: it and all the others that wait for the client share its line, and the minimum rate is that
+/// of the line.
+fn share(bytes: usize, others: u16) -> u64 {
+    bytes as u64 * (u64::from(others) + 1)
 }
 
 /// How a connection ends; of two ways, the later in this list.
@@ -116,11 +102,9 @@ struct Shared {
 }
 
 impl Shared {
-    /// Until the result is dropped, a stream waits for the client.
-    fn wait(&self) -> ClientAwaited<'_> {
-        let Self { client, streams, .. } = self;
-        streams.waiting.set(streams.waiting.get() + 1);
-        ClientAwaited { streams, _owes: client.owes() }
+    /// What bytes that a stream has moved count for.
+    fn share(&self, bytes: usize) -> u64 {
+        share(bytes, self.client.owing_streams())
     }
 
     /// Counts, logs and charges to the client a request that has no answer, because its stream is ended.
@@ -283,29 +267,23 @@ mod tests {
     use super::*;
     use crate::session::allowance::Allowance;
 
-    /// Whether the last of `waiting` streams is borne for an hour by a client that takes 5 bytes a second of it.
-    fn is_borne(waiting: u32) -> bool {
-        let streams = Streams::default();
-        streams.waiting.set(waiting - 1);
+    /// Whether one of so many streams that wait is borne for an hour by a client that moves 5 bytes a second of it.
+    fn is_borne(waiting: u16) -> bool {
         let mut allowance = Allowance::new(500);
         (0..3600).all(|_| {
             allowance.spend(1000);
             let is_borne = allowance.left_ms() != Some(0);
-            allowance.earn(streams.share(5));
+            allowance.earn(share(5, waiting - 1));
             is_borne
         })
     }
 
-    /// Each of them had to keep up the minimum rate alone, so that many responses at once were too many for a slow
-    /// line; and those that were waited for elsewhere made up for one that the client did not take.
+    /// Each of them had to keep up the minimum rate alone, so that many responses at once were too many for a slow line.
     #[test]
     fn streams_that_share_a_line_of_the_minimum_rate_are_borne_and_those_that_do_not_are_not() {
         assert!(is_borne(100));
         assert!(!is_borne(98));
         assert!(!is_borne(1));
-        let streams = Streams::default();
-        streams.open.set(100);
-        assert_eq!(streams.share(5), 5, "those that wait for something else count for nothing");
     }
 
     #[test]

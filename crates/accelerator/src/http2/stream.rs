@@ -233,7 +233,7 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
     let mut received = 0;
     loop {
         let start_ms = core.clock.elapsed_ms();
-        let (stalled, awaited) = (shared.client.stalls(), shared.wait());
+        let (stalled, awaited) = (shared.client.stalls(), shared.client.owes());
         let piece = tokio::select! {
             biased;
             () = sender.unwanted() => {
@@ -262,7 +262,7 @@ async fn receive(shared: Rc<Shared>, mut content: RecvStream, mut sender: BodySe
                 if core.refuses_body(&shared.client, &piece, received) {
                     return;
                 }
-                allowance.earn(shared.streams.share(length));
+                allowance.earn(shared.share(length));
                 // Room for more is given when somebody has taken this.
                 let is_wanted = sender.send(piece).await.is_ok();
                 if content.flow_control().release_capacity(length).is_err() {
@@ -425,7 +425,7 @@ impl Content<'_> {
             self.stream.reserve_capacity(data.len());
             let room = self.room().await?.min(data.len());
             let piece = data.split_to(room);
-            self.allowance.earn(self.shared.streams.share(room));
+            self.allowance.earn(self.shared.share(room));
             if data.is_empty() && is_last {
                 return Ok(self.stream.send_data(piece, true)?);
             }
@@ -440,7 +440,7 @@ impl Content<'_> {
         while self.stream.capacity() == 0 {
             let start_ms = clock.elapsed_ms();
             let stream = &mut self.stream;
-            let _awaited = self.shared.wait();
+            let _awaited = self.shared.client.owes();
             let _stalled = self.holds_upstream.then(|| self.shared.client.stalls());
             let room = within(&self.allowance, poll_fn(|context| stream.poll_capacity(context))).await;
             self.allowance.spend(clock.elapsed_ms().saturating_sub(start_ms));

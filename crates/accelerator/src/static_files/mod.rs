@@ -138,7 +138,7 @@ impl StaticRoot {
         let mut is_linked = plain.is_linked || !self.may_be_watched(&name);
         let mut vary = false;
         let mut chosen = None;
-        for (bit, coding) in Coding::ALL.into_iter().enumerate() {
+        for coding in Coding::ALL {
             let sibling = [&name, coding.suffix().as_bytes()].concat();
             let Ok(found) = self.open_file(&sibling) else { continue };
             // Compressed from an earlier version of the file.
@@ -147,7 +147,7 @@ impl StaticRoot {
             }
             vary = true;
             is_linked |= found.is_linked;
-            if chosen.is_none() && accepted & (1 << bit) != 0 {
+            if chosen.is_none() && accepted & coding.bit() != 0 {
                 chosen = Some((found, coding));
             }
         }
