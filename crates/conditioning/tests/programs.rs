@@ -240,6 +240,39 @@ fn a_server_that_writes_by_calls_that_nobody_sees() {
     chain.stop();
 }
 
+/// The end of what nobody sees is known all the same, where the head says how long it is: the client's next request does not
+/// wait for the server to give up this connection. While the server works, its client has not left.
+fn waits_for_events_and_writes_unseen(way: &str, paths: &[&str]) {
+    let (chain, _site) = compiled("unseen.c", &[way]);
+    let mut client = chain.client();
+    for path in paths {
+        for round in 0..3 {
+            assert_eq!(client.get(path).body, b"first\nthere\n", "{way}, {path}, round {round}");
+        }
+        client.send(format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n").repeat(3).as_bytes());
+        for round in 0..3 {
+            assert_eq!(
+                client.response(false).body,
+                b"first\nthere\n",
+                "{way}, {path} at once, round {round}"
+            );
+        }
+    }
+    chain.stop();
+}
+
+#[test]
+fn a_server_that_waits_for_events_and_writes_by_calls_that_nobody_sees() {
+    for way in ["level", "edge", "poll"] {
+        waits_for_events_and_writes_unseen(way, &["/a", "/slow"]);
+    }
+}
+
+#[test]
+fn a_server_that_writes_whole_responses_by_splice() {
+    waits_for_events_and_writes_unseen("splice", &["/a"]);
+}
+
 #[test]
 fn a_process_that_ends_with_its_response_in_the_buffer_of_its_standard_output() {
     let (chain, _site) = streams("standard");

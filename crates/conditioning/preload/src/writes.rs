@@ -1,8 +1,10 @@
 //! What the server writes is followed, to know when its response is complete.
 
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
 use libc::{c_int, c_uint, c_void, iovec, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
-use tidegate_conditioning::server::{self, Reading};
+use tidegate_conditioning::server::{self, Reading, ResponseTracker};
 
 use crate::next::next;
 use crate::reads::{self, vectors};
@@ -279,6 +281,44 @@ pub unsafe extern "C" fn sendfile64(to: c_int, from: c_int, offset: *mut off_t, 
     written
 }
 
+/// A copy of what splice(2) is about to take from a pipe, to be read along: it says where the response ends.
+struct Teed {
+    pipe: OwnedFd,
+    length: usize,
+}
+
+impl Teed {
+    /// Of up to `length` bytes in the pipe `from`; `None`: there is nothing, or it is no pipe.
+    fn of(from: c_int, length: size_t, flags: c_uint) -> Option<Self> {
+        let mut ends = [-1; 2];
+        // SAFETY: room for two descriptors, which are nobody else's.
+        let (pipe, to) = unsafe {
+            if libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC | libc::O_NONBLOCK) != 0 {
+                return None;
+            }
+            (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1]))
+        };
+        // SAFETY: numbers.
+        let teed = unsafe { libc::tee(from, to.as_raw_fd(), length, flags & libc::SPLICE_F_NONBLOCK) };
+        usize::try_from(teed).ok().filter(|&teed| teed > 0).map(|length| Self { pipe, length })
+    }
+
+    /// The server wrote so many bytes of it.
+    fn wrote(&self, tracker: &mut ResponseTracker, mut written: usize) {
+        let mut bytes = [0; 4096];
+        while written > 0 {
+            let most = written.min(bytes.len());
+            match rustix::io::read(&self.pipe, &mut bytes[..most]) {
+                Ok(got) if got > 0 => {
+                    tracker.wrote(&bytes[..got]);
+                    written -= got;
+                }
+                _ => return tracker.wrote_unseen(written as u64),
+            }
+        }
+    }
+}
+
 /// splice(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn splice(
@@ -301,12 +341,17 @@ pub unsafe extern "C" fn splice(
         Reading::Copy(_) => return fail(Errno::INVAL) as ssize_t,
         Reading::Ended => return 0,
     };
+    let teed = if server::comes_to_framing(to) { Teed::of(from, length, flags) } else { None };
+    let length = teed.as_ref().map_or(length, |teed| teed.length);
     let written = next!(splice(
         from: c_int, from_offset: *mut off_t, to: c_int, to_offset: *mut off_t, length: size_t, flags: c_uint
     ) -> ssize_t);
     if written > 0 {
         server::took(from, written as usize, false, true);
     }
-    wrote_unseen(to, written);
+    match teed.filter(|_| written > 0) {
+        Some(teed) => server::wrote(to, |tracker| teed.wrote(tracker, written as usize)),
+        None => wrote_unseen(to, written),
+    }
     written
 }

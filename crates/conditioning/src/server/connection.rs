@@ -1,8 +1,9 @@
 //! A client's socket in the server: what the server may still read of the request, and when its end is over.
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::sync::Arc;
 
+use libc::c_long;
 use rustix::event::epoll;
 use rustix::io::Errno;
 use tidegate_http::Method;
@@ -13,7 +14,7 @@ use crate::link;
 use crate::server::content::Chunks;
 use crate::server::response::{Change, Extent, ResponseTracker};
 use crate::server::table::Chain;
-use crate::server::{head, lingering, process};
+use crate::server::{head, lingering, process, raw};
 use crate::wire::{Bundle, Id, Notice, UNKNOWN_END, flags};
 
 /// Content without a known end is skipped in pieces of so many bytes.
@@ -378,11 +379,41 @@ impl Connection {
         }
     }
 
-    /// Whether the server wrote by calls that nobody saw, as dprintf(3) does: its response is not followed then, and it
-    /// may be complete.
+    /// The server has written something. Of one that waits for events it is asked now, before it writes content whose end
+    /// is known, what it had written before.
+    pub fn watch_for_unseen_content(&mut self, socket: BorrowedFd<'_>) {
+        if self.written_before.is_some() || !self.persists() {
+            return;
+        }
+        if let Some(tracker) = self.tracker.as_ref().filter(|tracker| tracker.content_left().is_some()) {
+            self.written_before = written(socket).map(|now| now.wrapping_sub(tracker.bytes()));
+        }
+    }
+
+    /// How much the server wrote by calls that nobody saw, as dprintf(3) does.
+    fn unseen(&self, socket: BorrowedFd<'_>) -> u64 {
+        let (Some(before), Some(tracker)) = (self.written_before, &self.tracker) else { return 0 };
+        written(socket).map_or(0, |now| now.wrapping_sub(before).saturating_sub(tracker.bytes()))
+    }
+
+    /// Whether it did: its response is not followed then, and it may be complete.
     pub fn wrote_unseen(&self, socket: BorrowedFd<'_>) -> bool {
-        let (Some(before), Some(tracker)) = (self.written_before, &self.tracker) else { return false };
-        written(socket).is_some_and(|now| now.wrapping_sub(before) > tracker.bytes())
+        self.unseen(socket) > 0
+    }
+
+    /// Whether the rest of its response may be written by such calls, and [`Self::follow_unseen`] tells when it is
+    /// complete.
+    pub fn may_end_unseen(&self) -> bool {
+        let is_under_way = |tracker: &ResponseTracker| tracker.content_left().is_some();
+        self.written_before.is_some() && self.tracker.as_ref().is_some_and(is_under_way)
+    }
+
+    /// Takes what the server wrote by such calls for content of its response, if that has a length.
+    pub fn follow_unseen(&mut self, socket: BorrowedFd<'_>) {
+        let unseen = if self.may_end_unseen() { self.unseen(socket) } else { 0 };
+        if let Some(tracker) = self.tracker.as_mut().filter(|_| unseen > 0) {
+            tracker.wrote_unseen(unseen);
+        }
     }
 
     /// The server wrote something.
@@ -625,14 +656,12 @@ fn written(fd: BorrowedFd<'_>) -> Option<u64> {
     const END: usize = 216;
     let mut information = [0u8; END];
     let mut length = END as libc::socklen_t;
-    // SAFETY: getsockopt writes at most `length` bytes; as a raw system call, so that no preload library sees it.
-    let done = unsafe {
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&fd);
-        let (to, length) = (information.as_mut_ptr(), &raw mut length);
-        libc::syscall(libc::SYS_getsockopt, fd, libc::IPPROTO_TCP, libc::TCP_INFO, to, length)
-    };
+    let (fd, to, at) = (fd.as_raw_fd(), information.as_mut_ptr() as c_long, (&raw mut length) as c_long);
+    let arguments = [fd.into(), libc::IPPROTO_TCP.into(), libc::TCP_INFO.into(), to, at, 0];
+    // SAFETY: getsockopt writes at most `length` bytes, and how many.
+    let done = unsafe { raw::call(libc::SYS_getsockopt, arguments) };
     // Linux 4.19 has all of it.
-    if done != 0 || (length as usize) < END {
+    if done.is_err() || (length as usize) < END {
         return None;
     }
     let long = |at: usize| Some(u64::from_ne_bytes(*information.get(at..)?.first_chunk()?));
@@ -651,15 +680,12 @@ fn discard(fd: BorrowedFd<'_>, length: u64) -> u64 {
     let mut left = length;
     while left > 0 {
         let flags = libc::MSG_TRUNC | libc::MSG_DONTWAIT;
-        let now = usize::try_from(left).unwrap_or(usize::MAX).min(1 << 30);
-        // SAFETY: with MSG_TRUNC, TCP writes nothing to the buffer; `recv` as a raw system call, so that no preload
-        // library sees it.
-        let got = unsafe {
-            let (fd, null) = (std::os::fd::AsRawFd::as_raw_fd(&fd), std::ptr::null_mut::<u8>());
-            libc::syscall(libc::SYS_recvfrom, fd, null, now, flags, 0usize, 0usize)
-        };
-        match u64::try_from(got) {
-            Ok(got) if got > 0 => left -= got.min(left),
+        let now = left.min(1 << 30);
+        let arguments = [fd.as_raw_fd().into(), 0, now as c_long, flags.into(), 0, 0];
+        // SAFETY: with MSG_TRUNC, TCP writes nothing to the buffer.
+        let got = unsafe { raw::call(libc::SYS_recvfrom, arguments) };
+        match got.map(u64::try_from) {
+            Ok(Ok(got)) if got > 0 => left -= got.min(left),
             _ => break,
         }
     }

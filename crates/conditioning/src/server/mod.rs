@@ -16,6 +16,7 @@ pub mod options;
 mod parking;
 mod passing;
 mod process;
+pub mod raw;
 mod reading;
 mod registrations;
 pub mod response;
@@ -276,6 +277,7 @@ pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
     if let Some(tracker) = guard.tracker() {
         follow(tracker);
     }
+    guard.watch_for_unseen_content(borrow(fd));
     note_holder(&guard);
     if guard.changes_protocol() {
         guard.is_muted = false;
@@ -284,6 +286,12 @@ pub fn wrote(fd: RawFd, follow: impl FnOnce(&mut ResponseTracker)) {
     if guard.is_over() {
         over(&mut guard);
     }
+}
+
+/// Whether what the server writes to `fd` next says where its response ends, so that it must be seen.
+pub fn comes_to_framing(fd: RawFd) -> bool {
+    let Some(connection) = table::connection(fd) else { return false };
+    connection.lock().tracker().is_some_and(|tracker| tracker.comes_to_framing())
 }
 
 /// The server is to be told of what is on the socket, although it was told of it before; by sets that have `events`.

@@ -3,10 +3,10 @@
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
-use libc::{c_int, socklen_t};
+use libc::{c_int, c_long, socklen_t};
 use rustix::io::Errno;
 
-use super::Listening;
+use super::{Listening, raw};
 
 /// Longest value of an option that is handed on. The kernel cuts what it tells to the room there is (`struct
 /// tcp_info`).
@@ -111,12 +111,7 @@ pub fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &[u8]) -> R
     if !may_set(level, name) {
         return Err(Errno::NOPROTOOPT);
     }
-    // SAFETY: reads `value`, for its whole length.
-    let done = unsafe {
-        let (fd, length) = (socket.as_raw_fd(), value.len() as socklen_t);
-        libc::syscall(libc::SYS_setsockopt, fd, level, name, value.as_ptr(), length)
-    };
-    outcome(done)
+    set_raw(socket, level, name, value)
 }
 
 /// Asks for an option of the client's `socket`. Returns how much of `room` was written to.
@@ -127,19 +122,23 @@ pub fn get(socket: BorrowedFd<'_>, level: c_int, name: c_int, room: &mut [u8]) -
     if !may_get(level, name) {
         return Err(Errno::NOPROTOOPT);
     }
-    let mut length = room.len() as socklen_t;
-    // SAFETY: as much room as is said.
-    let done = unsafe {
-        let (fd, to, length) = (socket.as_raw_fd(), room.as_mut_ptr(), &raw mut length);
-        libc::syscall(libc::SYS_getsockopt, fd, level, name, to, length)
-    };
-    outcome(done)?;
-    Ok(length as usize)
+    get_raw(socket, level, name, room)
 }
 
-fn outcome(done: libc::c_long) -> Result<(), Errno> {
-    if done == 0 {
-        return Ok(());
-    }
-    Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO))
+/// setsockopt(2), not seen by any library.
+fn set_raw(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &[u8]) -> Result<(), Errno> {
+    let (value, length) = (value.as_ptr() as c_long, value.len() as c_long);
+    let arguments = [socket.as_raw_fd().into(), level.into(), name.into(), value, length, 0];
+    // SAFETY: reads `value`, for its whole length.
+    unsafe { raw::call(libc::SYS_setsockopt, arguments) }.map(|_| ())
+}
+
+/// getsockopt(2) likewise. Returns how much of `room` was written to.
+fn get_raw(socket: BorrowedFd<'_>, level: c_int, name: c_int, room: &mut [u8]) -> Result<usize, Errno> {
+    let mut length = room.len() as socklen_t;
+    let (to, at) = (room.as_mut_ptr() as c_long, (&raw mut length) as c_long);
+    let arguments = [socket.as_raw_fd().into(), level.into(), name.into(), to, at, 0];
+    // SAFETY: as much room as is said.
+    unsafe { raw::call(libc::SYS_getsockopt, arguments) }?;
+    Ok(length as usize)
 }

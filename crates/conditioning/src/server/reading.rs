@@ -12,7 +12,7 @@ use rustix::net::sockopt::{Timeout, socket_timeout};
 use super::connection::Source;
 use super::lingering::{self, Next, WaitAlone};
 use super::listening;
-use super::{borrow, note_holder, over, process, report_again, table};
+use super::{borrow, note_holder, over, process, report_again, table, waiting};
 use crate::wire::REQUEST_BYTES;
 
 /// What a read of a descriptor may do.
@@ -197,6 +197,9 @@ fn beyond(
     dont_wait: bool,
     poll: impl Fn(*mut pollfd, nfds_t, c_int) -> c_int,
 ) -> Result<Beyond, Errno> {
+    if ends_unseen(number) {
+        return Ok(Beyond::News);
+    }
     let fd = borrow(number);
     let waits = !dont_wait && !rustix::fs::fcntl_getfl(fd)?.contains(OFlags::NONBLOCK);
     // A server that waits for the next request has ended its response, in ways that could not be followed.
@@ -225,7 +228,7 @@ fn beyond(
             1.. => return Ok(Beyond::End),
             _ => return Err(last_error()),
         }
-        if is_looked_at && !is_read(number) {
+        if is_looked_at && (ends_unseen(number) || !is_read(number)) {
             return Ok(Beyond::News);
         }
         if left.is_some_and(|left| pause.is_some_and(|pause| left <= pause)) {
@@ -250,8 +253,22 @@ pub fn hides(fd: RawFd) -> bool {
         let connection = connection.lock();
         connection.source() == Source::Exhausted && connection.lingers().is_none()
     };
-    let fd = borrow(fd);
-    is_exhausted && has_next(fd) && !has_ended_unseen(fd)
+    is_exhausted && has_next(borrow(fd)) && !ends_unseen(fd) && !has_ended_unseen(borrow(fd))
+}
+
+/// Whether the response is complete, and the server's end over, by what was written in ways that nobody saw.
+pub(super) fn ends_unseen(fd: RawFd) -> bool {
+    let Some(connection) = table::connection(fd) else { return false };
+    let mut connection = connection.lock();
+    if connection.lingers().is_some() {
+        return false;
+    }
+    connection.follow_unseen(borrow(fd));
+    let is_over = connection.is_over();
+    if is_over {
+        over(&mut connection);
+    }
+    is_over
 }
 
 /// Whether the client has ended its side.
@@ -261,10 +278,13 @@ pub fn is_left(fd: RawFd) -> bool {
     rustix::event::poll(&mut watched, Some(&rustix::time::Timespec::default())).is_ok_and(|left| left > 0)
 }
 
-/// A server that waits for the next request has ended its response, in ways that could not be followed.
+/// A server that waits for the next request has ended its response, in ways that could not be followed. Of one whose end is
+/// known it has not.
 fn has_ended_unseen(fd: BorrowedFd<'_>) -> bool {
     let is_blocking = rustix::fs::fcntl_getfl(fd).is_ok_and(|flags| !flags.contains(OFlags::NONBLOCK));
-    is_blocking && has_written_unseen(fd)
+    let is_under_way =
+        || table::connection(fd.as_raw_fd()).is_some_and(|connection| connection.lock().may_end_unseen());
+    is_blocking && has_written_unseen(fd) && !is_under_way()
 }
 
 /// Whether a further request is on the socket.
@@ -306,6 +326,9 @@ fn mute(fd: BorrowedFd<'_>) {
     let once = (libc::EPOLLET | libc::EPOLLONESHOT) as u32;
     let told = if is_left(fd.as_raw_fd()) { libc::EPOLLIN | libc::EPOLLRDHUP } else { libc::EPOLLIN };
     let mut connection = connection.lock();
+    if connection.may_end_unseen() {
+        waiting::look_at(fd.as_raw_fd());
+    }
     connection.is_muted = true;
     for interest in connection.interests.iter().filter(|interest| interest.events & once == 0) {
         let events = epoll::EventFlags::from_bits_retain(interest.events & !(told as u32));

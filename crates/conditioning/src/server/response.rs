@@ -106,6 +106,16 @@ impl ResponseTracker {
         self.bytes
     }
 
+    /// How much of its content is to come, if it has a length, and its head has been written.
+    pub fn content_left(&self) -> Option<u64> {
+        if let At::Length(left) = self.at { Some(left) } else { None }
+    }
+
+    /// Whether what comes next says where the response ends: [`Self::wrote_unseen`] could not follow it.
+    pub fn comes_to_framing(&self) -> bool {
+        matches!(self.at, At::Head | At::Chunked(_))
+    }
+
     /// The server wrote these bytes.
     pub fn wrote(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len() as u64;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use crate::server::connection::Interest;
 use crate::server::table::{self, Entry, Over, lock};
-use crate::server::{add, lingering, parking, process};
+use crate::server::{add, lingering, parking, process, reading};
 
 /// A descriptor whose end is over, and what is to be registered for it.
 struct Owed {
@@ -55,6 +55,36 @@ static LAST_WAIT: AtomicU64 = AtomicU64::new(0);
 /// Threads that wait.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
+/// Connections of which the next request is there, and the response under way in a way that may not be seen to its end:
+/// the server is not told of that request again, and whoever waits next looks whether the response is complete.
+static UNDER_WAY: Mutex<Vec<RawFd>> = Mutex::new(Vec::new());
+/// Length of [`UNDER_WAY`].
+static COUNT_UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+/// Whoever waits next is to look at the connection `fd`.
+pub(super) fn look_at(fd: RawFd) {
+    let mut all = lock(&UNDER_WAY);
+    if !all.contains(&fd) {
+        all.push(fd);
+    }
+    COUNT_UNDER_WAY.store(all.len(), Ordering::Relaxed);
+}
+
+fn look() {
+    if COUNT_UNDER_WAY.load(Ordering::Relaxed) == 0 {
+        return;
+    }
+    let _in_use = process::in_use();
+    let looked_at = std::mem::take(&mut *lock(&UNDER_WAY));
+    for fd in looked_at {
+        let may_end = || table::connection(fd).is_some_and(|connection| connection.lock().may_end_unseen());
+        if !reading::ends_unseen(fd) && may_end() {
+            look_at(fd);
+        }
+    }
+    COUNT_UNDER_WAY.store(lock(&UNDER_WAY).len(), Ordering::Relaxed);
+}
+
 /// `fd` is at end-of-file: its registrations are owed to whoever waits next, or at once if somebody does.
 pub(super) fn owe(fd: RawFd, ended: Arc<Over>, interests: Vec<Interest>) {
     if interests.is_empty() {
@@ -80,6 +110,8 @@ pub(super) fn forget(epoll: RawFd, fd: RawFd) {
 pub(super) fn forget_all() {
     lock(&OWED).clear();
     COUNT.store(0, Ordering::SeqCst);
+    lock(&UNDER_WAY).clear();
+    COUNT_UNDER_WAY.store(0, Ordering::Relaxed);
     WAITING.store(0, Ordering::SeqCst);
 }
 
@@ -138,6 +170,7 @@ pub struct Wait {
 pub fn waits(epoll: RawFd, put: impl FnMut(u32, u64) -> bool) -> Wait {
     lingering::expire();
     parking::unpark();
+    look();
     WAITING.fetch_add(1, Ordering::SeqCst);
     let is_owed = COUNT.load(Ordering::SeqCst) > 0;
     Wait { told: if is_owed { tell(epoll, put) } else { None } }
