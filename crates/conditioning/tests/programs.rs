@@ -273,6 +273,36 @@ fn a_server_that_writes_whole_responses_by_splice() {
     waits_for_events_and_writes_unseen("splice", &["/a"]);
 }
 
+/// What a connection has from the listening socket, as far as the kernel says so of a server without a chain.
+#[test]
+fn connections_have_the_options_that_were_set_on_the_listening_socket() {
+    let (site, port) = (Site::new(), free_port());
+    let server = compile("programs/inherits.c", &[], &site);
+    let ask = |address: std::net::SocketAddr| {
+        let mut said = String::new();
+        wait_until("it answers", || {
+            let Ok(mut client) = Client::try_connect(address) else { return false };
+            said = String::from_utf8(client.get("/").body).unwrap();
+            true
+        });
+        said
+    };
+    let mut bare = std::process::Command::new(&server).arg(port.to_string()).spawn().unwrap();
+    let expected = ask(([127, 0, 0, 1], port).into());
+    bare.kill().unwrap();
+    bare.wait().unwrap();
+    let port = free_port();
+    let chain = Chain::start(port, CHAIN, &[&server, &port.to_string()]);
+    assert!(expected.contains("connection keepalive: 1\n") && expected.contains("connection ttl: 33\n"));
+    assert_eq!(ask(chain.address), expected);
+    // So do those that its client brings later.
+    let mut client = chain.client();
+    for _ in 0..3 {
+        assert_eq!(String::from_utf8(client.get("/").body).unwrap(), expected);
+    }
+    chain.stop();
+}
+
 #[test]
 fn a_process_that_ends_with_its_response_in_the_buffer_of_its_standard_output() {
     let (chain, _site) = streams("standard");

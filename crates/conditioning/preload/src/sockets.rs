@@ -5,8 +5,9 @@ use std::os::fd::BorrowedFd;
 
 use libc::{c_int, c_long, c_uint, c_ulong, c_void, epoll_event, sockaddr, socklen_t};
 use rustix::fs::OFlags;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_timeout};
 use tidegate_conditioning::server::{
-    self, AcceptOptions, Closing, End, Listening, address, connection::Interest, options,
+    self, AcceptOptions, Closing, End, ForConnections, Listening, address, connection::Interest, options,
 };
 
 use crate::next::next;
@@ -50,12 +51,17 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         let cloexec = rustix::io::fcntl_getfd(borrow(fd))?.contains(rustix::io::FdFlags::CLOEXEC);
         let cloexec = if cloexec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
         let only_v6 = address.is_ipv6() && rustix::net::sockopt::ipv6_v6only(borrow(fd)).unwrap_or(false);
+        let options = ForConnections::of(borrow(fd));
+        let waits_at_most = socket_timeout(borrow(fd), Timeout::Recv)?;
         let registrations = server::registrations("self", fd);
         // SAFETY: the server's own descriptor, which is the link from now on, and is not closed here.
         let mut own = std::mem::ManuallyDrop::new(unsafe { std::os::fd::FromRawFd::from_raw_fd(fd) });
         rustix::io::dup3(&chain.link, &mut own, cloexec)?;
         rustix::fs::fcntl_setfl(borrow(fd), flags & OFlags::NONBLOCK)?;
-        server::listen(fd, chain, Listening { address, only_v6 })?;
+        if waits_at_most.is_some() {
+            set_socket_timeout(borrow(fd), Timeout::Recv, waits_at_most)?;
+        }
+        server::listen_with(fd, chain, Listening { address, only_v6 }, options)?;
         server::carry_over(registrations);
         crate::programs::remember_listeners();
         Ok(())
@@ -165,7 +171,8 @@ pub unsafe extern "C" fn getsockopt(
     length: *mut socklen_t,
 ) -> c_int {
     let answer = match server::listener(fd) {
-        Some(listens_on) => options::of_listener(level, name, listens_on),
+        Some(listens_on) => server::option_for_connections(fd, level, name)
+            .or_else(|| options::of_listener(level, name, listens_on)),
         None if level == libc::SOL_SOCKET && server::is_ended(fd) => server::address_of(fd, End::Peer)
             .and_then(Result::ok)
             .and_then(|peer| options::of_stream(name, peer))
@@ -186,7 +193,8 @@ pub unsafe extern "C" fn getsockopt(
     0
 }
 
-/// setsockopt(2): options of TCP mean nothing to a link, nor to a descriptor whose connection is over.
+/// setsockopt(2): options of TCP mean nothing to a link, nor to a descriptor whose connection is over. Those that connections
+/// have from their listening socket are theirs alone, but for how long an accept waits.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn setsockopt(
     fd: c_int,
@@ -195,6 +203,15 @@ pub unsafe extern "C" fn setsockopt(
     value: *const c_void,
     length: socklen_t,
 ) -> c_int {
+    if !value.is_null() && (length as usize) <= options::MOST_BYTES && server::listener(fd).is_some() {
+        // SAFETY: the caller passes `length` readable bytes.
+        let value = unsafe { std::slice::from_raw_parts(value.cast::<u8>(), length as usize) };
+        match server::set_for_connections(fd, level, name, value) {
+            Some(Err(error)) => return fail(error),
+            Some(Ok(())) if (level, name) != (libc::SOL_SOCKET, libc::SO_RCVTIMEO) => return 0,
+            _ => {}
+        }
+    }
     if level != libc::SOL_SOCKET && (server::is_ended(fd) || server::listener(fd).is_some()) {
         return 0;
     }

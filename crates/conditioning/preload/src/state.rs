@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use tidegate_conditioning::neighbours::{environment, out_of_the_way};
 use tidegate_conditioning::server::{
-    self,
+    self, options,
     table::{Chain, DESCRIPTORS},
 };
 
@@ -141,13 +141,9 @@ pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
         return false;
     }
     // SAFETY: the server's own socket, borrowed for one setsockopt.
-    let _ = rustix::net::sockopt::set_tcp_user_timeout(unsafe { BorrowedFd::borrow_raw(fd) }, MARK);
+    options::mark(unsafe { BorrowedFd::borrow_raw(fd) });
     true
 }
-
-/// The time limit of a socket that is bound in name only, by which a process knows it that gets it from another. It
-/// never has a connection.
-const MARK: u32 = 0x7469_6465;
 
 /// As [`bound_address`], of a socket that another process may have bound.
 pub(crate) fn adopt_bound(fd: RawFd) -> Option<SocketAddr> {
@@ -155,9 +151,8 @@ pub(crate) fn adopt_bound(fd: RawFd) -> Option<SocketAddr> {
         return Some(address);
     }
     let preloaded = preloaded()?;
-    // SAFETY: borrowed for one getsockopt, which fails if the number is no TCP socket.
-    let limit = rustix::net::sockopt::tcp_user_timeout(unsafe { BorrowedFd::borrow_raw(fd) });
-    (limit == Ok(MARK)).then_some(preloaded.address)
+    // SAFETY: borrowed for one getsockopt, which fails if the number is no socket.
+    options::is_marked(unsafe { BorrowedFd::borrow_raw(fd) }).then_some(preloaded.address)
 }
 
 /// What came with a message, by SCM_RIGHTS.

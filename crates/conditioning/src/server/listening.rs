@@ -18,6 +18,7 @@ use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::time::Timespec;
 
 use super::connection::Interest;
+use super::options::ForConnections;
 use super::table::{self, Chain, Entry, lock};
 use super::{AcceptOptions, LOOK, add, borrow, may_be_shut_down, note_interest, process, turns};
 use crate::link::{self, Next, Received};
@@ -260,7 +261,15 @@ pub(super) fn receive(
 /// Whether `fd` stands for a listening socket, and where that listens.
 pub(super) fn of(fd: RawFd) -> Option<(Arc<Chain>, Listening)> {
     match table::get(fd)? {
-        Entry::Listener { chain, at } => Some((chain, at)),
+        Entry::Listener { chain, at, .. } => Some((chain, at)),
+        _ => None,
+    }
+}
+
+/// What connections have from the listening descriptor `fd`.
+pub(super) fn options_of(fd: RawFd) -> Option<Arc<ForConnections>> {
+    match table::get(fd)? {
+        Entry::Listener { options, .. } => Some(options),
         _ => None,
     }
 }

@@ -45,6 +45,7 @@ pub use ended::{is_ended, status_flags};
 pub use exec::{inherit_standard_streams, programs_may_serve};
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
 pub use listening::{Listening, chosen, described as described_listeners, described_of};
+pub use options::ForConnections;
 pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
 pub use passing::{Passing, pass, receive};
 pub use process::{InUse, in_use};
@@ -81,9 +82,39 @@ fn borrow(fd: RawFd) -> BorrowedFd<'static> {
 /// # Errors
 /// The number is too high.
 pub fn listen(fd: RawFd, chain: Arc<Chain>, at: impl Into<Listening>) -> Result<(), Errno> {
+    listen_with(fd, chain, at.into(), ForConnections::default())
+}
+
+/// As [`listen`]; connections have `options` from it.
+///
+/// # Errors
+/// The number is too high.
+pub fn listen_with(
+    fd: RawFd,
+    chain: Arc<Chain>,
+    at: Listening,
+    options: ForConnections,
+) -> Result<(), Errno> {
     exec::listens();
     chain.ledger.set_listening();
-    if table::set(fd, Entry::Listener { chain, at: at.into() }) { Ok(()) } else { Err(Errno::MFILE) }
+    let entry = Entry::Listener { chain, at, options: Arc::new(options) };
+    if table::set(fd, entry) { Ok(()) } else { Err(Errno::MFILE) }
+}
+
+/// The server sets an option of the listening descriptor `fd`. `None`: it is none of those that connections would have from
+/// it.
+///
+/// # Errors
+/// As setsockopt(2).
+pub fn set_for_connections(fd: RawFd, level: i32, name: i32, value: &[u8]) -> Option<Result<(), Errno>> {
+    let (_, at) = listening::of(fd)?;
+    listening::options_of(fd)?.set(at.address, level, name, value)
+}
+
+/// What getsockopt(2) says of such an option.
+pub fn option_for_connections(fd: RawFd, level: i32, name: i32) -> Option<Vec<u8>> {
+    let (_, at) = listening::of(fd)?;
+    listening::options_of(fd)?.get(at.address, level, name)
 }
 
 /// A chain from its link and its ledger's memory file.
@@ -206,7 +237,12 @@ fn accept_from(
         set_blocking(socket.as_fd(), !options.nonblocking);
         let presents_v6 = at.address.is_ipv6();
         let peer = presented(bundle.peer, presents_v6);
+        let says_what_close_does =
+            listening::options_of(fd).is_some_and(|options| options.give(socket.as_fd()));
         let mut connection = Connection::new(chain.clone(), bundle, number, options.follow);
+        if says_what_close_does {
+            connection.set_linger_option();
+        }
         connection.presents_v6 = presents_v6;
         connection.cloexec = options.cloexec;
         connection.is_blocking = !options.nonblocking;

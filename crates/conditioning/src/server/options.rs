@@ -1,11 +1,15 @@
 //! Options of sockets in whose place the server has something else.
 
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::Mutex;
 
 use libc::{c_int, c_long, socklen_t};
 use rustix::io::Errno;
+use rustix::net::sockopt::socket_domain;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::table::lock;
 use super::{Listening, raw};
 
 /// Longest value of an option that is handed on. The kernel cuts what it tells to the room there is (`struct
@@ -49,6 +53,145 @@ pub fn of_stream(name: c_int, address: SocketAddr) -> Option<c_int> {
         libc::SO_DOMAIN => Some(libc::AF_INET),
         _ => None,
     }
+}
+
+/// What connections have from the listening socket that they come from (socket(7), tcp(7), ip(7), ipv6(7)), as far as it
+/// concerns the server. Filters wait for whole requests on the same sockets, so that what delays or hides bytes is not
+/// among it, such as SO_RCVLOWAT.
+const INHERITED: [(c_int, c_int); 20] = [
+    (libc::SOL_SOCKET, libc::SO_KEEPALIVE),
+    (libc::SOL_SOCKET, libc::SO_LINGER),
+    (libc::SOL_SOCKET, libc::SO_MARK),
+    (libc::SOL_SOCKET, libc::SO_PRIORITY),
+    (libc::SOL_SOCKET, libc::SO_RCVBUF),
+    (libc::SOL_SOCKET, libc::SO_RCVTIMEO),
+    (libc::SOL_SOCKET, libc::SO_SNDBUF),
+    (libc::SOL_SOCKET, libc::SO_SNDTIMEO),
+    (libc::IPPROTO_TCP, libc::TCP_CONGESTION),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPCNT),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPIDLE),
+    (libc::IPPROTO_TCP, libc::TCP_KEEPINTVL),
+    (libc::IPPROTO_TCP, libc::TCP_LINGER2),
+    (libc::IPPROTO_TCP, libc::TCP_NODELAY),
+    (libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT),
+    (libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT),
+    (libc::IPPROTO_IP, libc::IP_TOS),
+    (libc::IPPROTO_IP, libc::IP_TTL),
+    (libc::IPPROTO_IPV6, libc::IPV6_TCLASS),
+    (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS),
+];
+
+/// A smaller buffer might not have room for a request that filters wait for as a whole.
+const LEAST_RECEIVED: c_int = 256 * 1024;
+
+/// The options that a server has set on a listening socket, for the connections that come from it.
+#[derive(Debug, Default)]
+pub struct ForConnections(Mutex<Vec<SocketOption>>);
+
+#[derive(Debug)]
+struct SocketOption {
+    level: c_int,
+    name: c_int,
+    /// As getsockopt(2) says.
+    value: Vec<u8>,
+}
+
+impl ForConnections {
+    /// Of `socket`, which is about to listen: all in which it differs from a new one.
+    pub fn of(socket: BorrowedFd<'_>) -> Self {
+        let differing = || {
+            let new = new_like(socket_domain(socket)?)?;
+            let differs = |&(level, name): &(c_int, c_int)| {
+                let value = value_of(socket, level, name)?;
+                (value_of(new.as_fd(), level, name)? != value).then_some(SocketOption { level, name, value })
+            };
+            Ok::<_, Errno>(INHERITED.iter().filter_map(differs).collect())
+        };
+        Self(Mutex::new(differing().unwrap_or_default()))
+    }
+
+    /// The server sets an option of the listening socket, which is at `address`. `None`: connections would not have it.
+    ///
+    /// # Errors
+    /// As setsockopt(2).
+    pub fn set(
+        &self,
+        address: SocketAddr,
+        level: c_int,
+        name: c_int,
+        value: &[u8],
+    ) -> Option<Result<(), Errno>> {
+        if !INHERITED.contains(&(level, name)) {
+            return None;
+        }
+        let set = || {
+            let new = new_at(address)?;
+            set_raw(new.as_fd(), level, name, value)?;
+            let value = value_of(new.as_fd(), level, name).ok_or(Errno::INVAL)?;
+            let mut all = lock(&self.0);
+            all.retain(|one| (one.level, one.name) != (level, name));
+            all.push(SocketOption { level, name, value });
+            Ok(())
+        };
+        Some(set())
+    }
+
+    /// What getsockopt(2) says of it: without a value of its own, as of a new socket.
+    pub fn get(&self, address: SocketAddr, level: c_int, name: c_int) -> Option<Vec<u8>> {
+        if !INHERITED.contains(&(level, name)) {
+            return None;
+        }
+        let is_this = |one: &&SocketOption| (one.level, one.name) == (level, name);
+        let set = lock(&self.0).iter().find(is_this).map(|one| one.value.clone());
+        set.or_else(|| value_of(new_at(address).ok()?.as_fd(), level, name))
+    }
+
+    /// Sets them at a connection, as far as it takes them. Returns whether they say what its close does.
+    pub fn give(&self, connection: BorrowedFd<'_>) -> bool {
+        let all = lock(&self.0);
+        for SocketOption { level, name, value } in &*all {
+            let size = value.first_chunk().map(|bytes| c_int::from_ne_bytes(*bytes));
+            // The kernel says twice what it was told.
+            let told = match (*level, *name, size) {
+                (libc::SOL_SOCKET, libc::SO_RCVBUF, Some(size)) => &bytes(size.max(LEAST_RECEIVED) / 2),
+                (libc::SOL_SOCKET, libc::SO_SNDBUF, Some(size)) => &bytes(size / 2),
+                _ => value,
+            };
+            let _ = set_raw(connection, *level, *name, told);
+        }
+        all.iter().any(|one| is_linger(one.level, one.name))
+    }
+}
+
+fn new_at(address: SocketAddr) -> Result<OwnedFd, Errno> {
+    new_like(if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET })
+}
+
+fn new_like(family: AddressFamily) -> Result<OwnedFd, Errno> {
+    rustix::net::socket_with(family, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+}
+
+fn value_of(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> Option<Vec<u8>> {
+    let mut value = vec![0; MOST_BYTES];
+    let length = get_raw(socket, level, name, &mut value).ok()?;
+    value.truncate(length);
+    Some(value)
+}
+
+/// An option that says nothing of a socket that never has a connection.
+const MARKED: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
+/// Its value on sockets that are bound in name only, by which a process knows one that it gets from another.
+const MARK: c_int = 0x7469_6465;
+
+/// Marks a socket as one that is bound in name only.
+pub fn mark(socket: BorrowedFd<'_>) {
+    let _ = set_raw(socket, MARKED.0, MARKED.1, &MARK.to_ne_bytes());
+}
+
+/// Whether it is one.
+pub fn is_marked(socket: BorrowedFd<'_>) -> bool {
+    let mut value = [0; 4];
+    get_raw(socket, MARKED.0, MARKED.1, &mut value) == Ok(4) && value == MARK.to_ne_bytes()
 }
 
 /// Whether a server that has a relay in the place of a client's socket may set this option of the socket. What takes

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::ledger::Ledger;
 use crate::server::connection::{Connection, Interest};
 use crate::server::listening::{self, Listening};
+use crate::server::options::ForConnections;
 use crate::server::process::{self, InUse};
 
 /// Descriptors from this number on are never conditioned; accepting one fails as if the process were out of them.
@@ -31,6 +32,8 @@ pub enum Entry {
         chain: Arc<Chain>,
         /// Where the server asked to listen.
         at: Listening,
+        /// What it has set for the connections that it accepts there.
+        options: Arc<ForConnections>,
     },
     /// A client's socket.
     Connection(Arc<Mutex<Connection>>),
@@ -133,7 +136,7 @@ pub fn set(fd: RawFd, entry: Entry) -> bool {
         Entry::Ended(_) => ENDED,
     };
     let listener = match &entry {
-        Entry::Listener { chain, at } => Some((chain.clone(), *at)),
+        Entry::Listener { chain, at, .. } => Some((chain.clone(), *at)),
         _ => None,
     };
     let _in_use = process::in_use();
