@@ -225,3 +225,20 @@ fn a_server_whose_accept_was_interrupted_has_its_memory_to_itself() {
     assert!(!chain.errors().contains("overwritten"), "{}", chain.errors());
     chain.stop();
 }
+
+/// The preload library is of another C library, and could not be loaded: the server ended before it began.
+#[test]
+fn a_server_that_is_linked_dynamically_with_another_c_library() {
+    needs("musl-gcc", "musl-tools");
+    let (site, port) = (Site::new(), free_port());
+    let server = site.path().join("server");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/programs/asks_itself.c");
+    let built = Command::new("musl-gcc").args(["-O1", "-o"]).arg(&server).arg(source).status().unwrap();
+    assert!(built.success());
+    let chain = Chain::start(port, CHAIN, &[server.to_str().unwrap(), &port.to_string()]);
+    let mut client = chain.client();
+    for round in 0..5 {
+        assert_eq!(client.get("//a").body, b"ok\n", "round {round}");
+    }
+    chain.stop();
+}

@@ -36,7 +36,8 @@ const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
 const NOTIF_SEND: libc::c_ulong = 0xc018_2101;
 const NOTIF_ADDFD: libc::c_ulong = 0x4018_2103;
 
-/// Whether a program makes its system calls itself: it is statically linked, or written in Go.
+/// Whether a program makes its system calls itself: it is statically linked, or written in Go. Or it has another C library
+/// than the preload library, which could not be loaded: musl's.
 pub fn bypasses_libc(program: &Path) -> bool {
     let find = || -> Option<PathBuf> {
         if program.components().count() > 1 {
@@ -60,14 +61,18 @@ fn inspect(file: &mut File) -> io::Result<bool> {
     let u16_at = |bytes: &[u8], at: usize| bytes[at..].first_chunk().map_or(0, |b| u16::from_le_bytes(*b));
     let u64_at = |bytes: &[u8], at: usize| bytes[at..].first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
     let (offset, size, count) = (u64_at(&head, 32), u16_at(&head, 54), u16_at(&head, 56));
-    let mut has_interpreter = false;
-    let mut is_go = false;
+    let (mut has_interpreter, mut is_go, mut has_musl) = (false, false, false);
     for at in 0..u64::from(count.min(64)) {
         let mut header = [0u8; 56];
         file.seek(SeekFrom::Start(offset.saturating_add(at * u64::from(size))))?;
         file.read_exact(&mut header)?;
         let kind = header.first_chunk().map_or(0, |b| u32::from_le_bytes(*b));
-        has_interpreter |= kind == PT_INTERP;
+        if kind == PT_INTERP {
+            has_interpreter = true;
+            let mut path = vec![0u8; u64_at(&header, 32).min(4096) as usize];
+            file.read_exact_at(&mut path, u64_at(&header, 8))?;
+            has_musl = memchr::memmem::find(&path, b"/ld-musl-").is_some();
+        }
         if kind == PT_NOTE {
             let mut notes = vec![0u8; u64_at(&header, 32).min(4096) as usize];
             let alignment = u64_at(&header, 48).clamp(4, 8) as usize;
@@ -75,7 +80,7 @@ fn inspect(file: &mut File) -> io::Result<bool> {
                 && has_note_of_go(&notes, alignment);
         }
     }
-    Ok(!has_interpreter || is_go)
+    Ok(!has_interpreter || is_go || has_musl && !cfg!(target_env = "musl"))
 }
 
 /// Whether Go's build identity is among these notes: lengths of name and content, a kind, name and content.
@@ -258,7 +263,8 @@ impl Supervisor {
     /// Takes the first connection off the link: it waits for the listener that it is for.
     fn pull(&mut self) -> Result<(), Errno> {
         self.offered = None;
-        let options = AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true };
+        let options =
+            AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true };
         let (client, peer) = server::accept(chain_fd(&self.chain), options).unwrap_or(Err(Errno::INVAL))?;
         // SAFETY: `server::accept` opened it for us.
         let client = unsafe { OwnedFd::from_raw_fd(client) };
