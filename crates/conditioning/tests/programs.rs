@@ -273,6 +273,33 @@ fn a_server_that_writes_whole_responses_by_splice() {
     waits_for_events_and_writes_unseen("splice", &["/a"]);
 }
 
+/// As some do for which libc had no accept4 once: such a server was refused its clients.
+#[test]
+fn a_server_that_accepts_by_syscall() {
+    let (chain, _site) = compiled("asks_itself.c", &[]);
+    let mut client = chain.client();
+    for round in 0..5 {
+        assert_eq!(client.get("//a").body, b"ok\n", "round {round}");
+    }
+    client.send("GET /a HTTP/1.1\r\nHost: test\r\n\r\n".repeat(3).as_bytes());
+    for round in 0..3 {
+        assert_eq!(client.response(false).body, b"ok\n", "at once, round {round}");
+    }
+    chain.stop();
+}
+
+/// accept(2) is a point of cancellation (pthreads(7)): who joined the thread waited for the next client.
+#[test]
+fn a_server_that_cancels_a_thread_that_waits_for_clients() {
+    let (site, port) = (Site::new(), free_port());
+    let server = compile("programs/cancels.c", &["-pthread"], &site);
+    // No client comes before.
+    let chain = Chain::once_it_listens(Chain::command(port, CHAIN, &[&server, &port.to_string()]), port);
+    wait_until("the thread has ended", || chain.errors().contains("it was cancelled"));
+    assert_eq!(chain.get("/").body, b"ok\n");
+    chain.stop();
+}
+
 /// What a connection has from the listening socket, as far as the kernel says so of a server without a chain.
 #[test]
 fn connections_have_the_options_that_were_set_on_the_listening_socket() {

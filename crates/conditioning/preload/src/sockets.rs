@@ -69,10 +69,19 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
     put().map_or_else(fail, |()| 0)
 }
 
+/// accept(2) is a point of cancellation (pthreads(7)).
+fn may_end() {
+    unsafe extern "C" {
+        fn pthread_testcancel();
+    }
+    // SAFETY: nothing is locked, nor is there anything to be dropped that somebody would miss.
+    unsafe { pthread_testcancel() };
+}
+
 /// accept(2)
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int {
-    let options = AcceptOptions { follow: true, ..AcceptOptions::default() };
+    let options = AcceptOptions { follow: true, may_end: Some(may_end), ..AcceptOptions::default() };
     match server::accept(fd, options) {
         Some(accepted) => present(accepted, address, length),
         None => next!(accept(fd: c_int, address: *mut sockaddr, length: *mut socklen_t) -> c_int),
@@ -92,6 +101,7 @@ pub unsafe extern "C" fn accept4(
         cloexec: flags & libc::SOCK_CLOEXEC != 0,
         follow: true,
         dont_wait: false,
+        may_end: Some(may_end),
     };
     match server::accept(fd, options) {
         Some(accepted) => present(accepted, address, length),
@@ -261,8 +271,9 @@ pub unsafe extern "C" fn close(fd: c_int) -> c_int {
     next!(close(fd: c_int) -> c_int)
 }
 
-/// syscall(2): some programs close this way, libuv among them. It would also register with epoll by an io_uring, of
-/// which nothing could be followed; where there is none, it calls epoll_ctl(2), as all do that know older kernels.
+/// syscall(2): some programs close this way, libuv among them, or accept, as if their libc had no accept4. libuv would also
+/// register with epoll by an io_uring, of which nothing could be followed; where there is none, it calls epoll_ctl(2), as
+/// all do that know older kernels.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn syscall(
     number: c_long,
@@ -286,6 +297,16 @@ pub unsafe extern "C" fn syscall(
         libc::SYS_dup2 => return unsafe { dup2(a as c_int, b as c_int) }.into(),
         // SAFETY: as above.
         libc::SYS_dup3 => return unsafe { dup3(a as c_int, b as c_int, c as c_int) }.into(),
+        // No other definition is asked for these, which might come back here.
+        libc::SYS_accept if server::listener(a as c_int).is_some() => {
+            // SAFETY: the caller's own arguments.
+            return unsafe { accept(a as c_int, b as *mut sockaddr, c as *mut socklen_t) }.into();
+        }
+        libc::SYS_accept4 if server::listener(a as c_int).is_some() => {
+            let (address, length) = (b as *mut sockaddr, c as *mut socklen_t);
+            // SAFETY: the caller's own arguments.
+            return unsafe { accept4(a as c_int, address, length, d as c_int) }.into();
+        }
         libc::SYS_io_uring_setup if state::is_behind_chain() => {
             return fail(rustix::io::Errno::NOSYS).into();
         }

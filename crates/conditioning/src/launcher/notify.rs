@@ -264,7 +264,7 @@ impl Supervisor {
     fn pull(&mut self) -> Result<(), Errno> {
         self.offered = None;
         let options =
-            AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true };
+            AcceptOptions { nonblocking: true, cloexec: true, follow: true, dont_wait: true, may_end: None };
         let (client, peer) = server::accept(chain_fd(&self.chain), options).unwrap_or(Err(Errno::INVAL))?;
         // SAFETY: `server::accept` opened it for us.
         let client = unsafe { OwnedFd::from_raw_fd(client) };

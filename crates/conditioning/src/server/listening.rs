@@ -246,6 +246,9 @@ pub(super) fn receive(
         if left == Some(Duration::ZERO) {
             return Ok(Received::Nothing);
         }
+        if let Some(may_end) = options.may_end {
+            may_end();
+        }
         // What is another's is there already: only for what comes next can be waited.
         let mut watched = [PollFd::new(&listener, PollFlags::IN)];
         let watched = if pause.is_some() { &mut [][..] } else { &mut watched[..] };

@@ -70,6 +70,9 @@ pub struct AcceptOptions {
     pub follow: bool,
     /// The listening descriptor counts as a non-blocking one, whatever its flags say.
     pub dont_wait: bool,
+    /// Called before a wait, and now and then while a process of several threads waits: a thread that was cancelled may
+    /// end there (pthread_testcancel(3)).
+    pub may_end: Option<fn()>,
 }
 
 fn borrow(fd: RawFd) -> BorrowedFd<'static> {

@@ -33,21 +33,30 @@ pub(super) fn receive(fd: RawFd, chain: &Chain, options: AcceptOptions) -> io::R
         {
             break received;
         }
+        if let Some(may_end) = options.may_end {
+            may_end();
+        }
         // Whether one that has a seat is alive is found out by its number.
         if !chain.ledger.knows_this_process() {
-            break by_link(fd, listener, options)?;
+            match by_link(fd, listener, options)? {
+                Some(received) => break received,
+                None => continue,
+            }
         }
         if let Some(seat) = turns.sit(process::owner(), most_seats()) {
             let received = by_link(fd, listener, options);
             turns.rise(&seat);
-            if !matches!(received, Ok(Received::Request(_))) {
+            if !matches!(received, Ok(None | Some(Received::Request(_)))) {
                 turns.see_to_the_next();
             }
-            break received?;
+            match received? {
+                Some(received) => break received,
+                None => continue,
+            }
         }
         // A server that limits its waits (SO_RCVTIMEO) is woken by the kernel alone.
         if socket_timeout(listener, Timeout::Recv)?.is_some() {
-            break by_link(fd, listener, options)?;
+            break by_link(fd, listener, options)?.unwrap_or(Received::Nothing);
         }
         wait_behind(turns)?;
     };
@@ -57,24 +66,22 @@ pub(super) fn receive(fd: RawFd, chain: &Chain, options: AcceptOptions) -> io::R
     Ok(received)
 }
 
-/// Waits by the link. In a process of several threads, one of them may shut the listening socket down meanwhile.
-fn by_link(fd: RawFd, listener: BorrowedFd<'_>, options: AcceptOptions) -> io::Result<Received> {
+/// Waits by the link. In a process of several threads, one of them may shut the listening socket down meanwhile, or cancel
+/// this one: `None` tells to look.
+fn by_link(fd: RawFd, listener: BorrowedFd<'_>, options: AcceptOptions) -> io::Result<Option<Received>> {
     let is_looked_at = !process::has_one_thread();
     // A server that limits its waits (SO_RCVTIMEO) looks itself.
     if !is_looked_at || socket_timeout(listener, Timeout::Recv)?.is_some() {
-        return link::receive(listener, false, options.cloexec);
+        return link::receive(listener, false, options.cloexec).map(Some);
     }
-    loop {
-        match poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&LOOK_AGAIN)) {
-            Err(Errno::INTR) if shut_down::restarts() => {}
-            Err(error) => return Err(error.into()),
-            Ok(_) => {}
-        }
-        let received = link::receive(listener, true, options.cloexec)?;
-        if !matches!(received, Received::Nothing) || !table::is_listener(fd) {
-            return Ok(received);
-        }
+    match poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&LOOK_AGAIN)) {
+        Err(Errno::INTR) if shut_down::restarts() => {}
+        Err(error) => return Err(error.into()),
+        Ok(_) => {}
     }
+    let received = link::receive(listener, true, options.cloexec)?;
+    let is_over = !matches!(received, Received::Nothing) || !table::is_listener(fd);
+    Ok(is_over.then_some(received))
 }
 
 /// Waits until called, as [`by_link`] does.
