@@ -108,7 +108,11 @@ fn what_must_stay_as_it_is_stays_as_it_is() {
     let origin = Origin::start(|request| match request.target.as_str() {
         "/coded" => html("already").with("Content-Encoding", "br"),
         "/no-transform" => html(page()).with("Cache-Control", "no-transform"),
+        "/md5" => html(page()).with("Content-MD5", "abc"),
+        "/old-digest" => html(page()).with("Digest", "sha-256=abc"),
         "/digest" => html(page()).with("Content-Digest", "sha-256=:abc=:"),
+        "/whole-digest" => html(page()).with("Repr-Digest", "sha-256=:abc=:"),
+        "/digest-to-come" => html(page()).with("Trailer", "X-Sum, repr-digest"),
         "/picture" => Reply::cacheable(page()).with("Content-Type", "image/png"),
         "/untyped" => Reply::cacheable(page()),
         "/short" => html("short"),
@@ -119,7 +123,11 @@ fn what_must_stay_as_it_is_stays_as_it_is() {
         _ => html(page()).with("Content-Encoding", "identity"),
     });
     let tidegate = before(&origin, ALL);
-    for target in ["/coded", "/no-transform", "/digest", "/picture", "/untyped", "/short", "/part"] {
+    let digests = ["/md5", "/old-digest", "/digest", "/whole-digest", "/digest-to-come"];
+    for target in
+        ["/coded", "/no-transform", "/picture", "/untyped", "/short", "/part"].iter().chain(&digests)
+    {
+        let target = *target;
         let ranges = if target == "/part" { "Range: bytes=0-1999\r\n" } else { "" };
         let response = tidegate.get_with(target, &format!("{ranges}{}", accepting("gzip, br, zstd")));
         let coding = response.fields.get("Content-Encoding");
@@ -140,6 +148,145 @@ fn answer_to_head_is_like_one_to_get() {
     assert_eq!(head.field("ETag"), "W/\"v1\"");
     assert_eq!(head.field("Vary"), "Accept-Encoding");
     assert_eq!(head.fields.get("Content-Length"), None, "{head:?}");
+    let origin = Origin::start(|_| html(page()).with("ETag", "\"v1\""));
+    let tidegate = before(&origin, ALL);
+    tidegate.get_with("/", &accepting("zstd"));
+    let get = tidegate.get_with("/", &accepting("zstd"));
+    let head = tidegate.connect().request("HEAD", "/", &accepting("zstd"));
+    for name in ["Content-Encoding", "Content-Length", "Content-Type", "ETag", "Vary", "Accept-Ranges"] {
+        assert_eq!(head.fields.all(name), get.fields.all(name), "{name}");
+    }
+    assert_eq!(get.field("Content-Length"), get.body.len().to_string());
+}
+
+#[test]
+fn client_that_wishes_nobody_to_change_the_content_gets_it_as_it_is() {
+    let origin = Origin::start(|_| html(page()));
+    let tidegate = before(&origin, ALL);
+    let unchanged = format!("Cache-Control: no-transform\r\n{}", accepting("gzip"));
+    for _ in 0..2 {
+        let response = tidegate.get_with("/", &unchanged);
+        assert_eq!(response.fields.get("Content-Encoding"), None, "{response:?}");
+        assert_eq!(response.body, page().as_bytes());
+        assert_eq!(tidegate.get_with("/", &accepting("gzip")).field("Content-Encoding"), "gzip");
+    }
+    assert!(tidegate.get_with("/", &unchanged).is_hit());
+    assert_eq!(origin.count(), 2);
+}
+
+/// The date is the same, the bytes of what is compressed anew are perhaps not (RFC 9110 §13.1.5).
+#[test]
+fn part_of_what_is_compressed_is_not_continued_by_its_date() {
+    const MODIFIED: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
+    let origin = Origin::start(|request| {
+        let reply = html(page()).with("Last-Modified", MODIFIED);
+        if request.target == "/tagged" { reply.with("ETag", "\"v1\"") } else { reply }
+    });
+    let tidegate = before(&origin, ALL);
+    for target in ["/", "/tagged"] {
+        let whole = tidegate.get_with(target, &accepting("br"));
+        for condition in [MODIFIED, "\"v1\"", "W/\"v1\""] {
+            let range = format!("Range: bytes=10-\r\nIf-Range: {condition}\r\n{}", accepting("br"));
+            let response = tidegate.get_with(target, &range);
+            assert_eq!((response.status, &response.body), (200, &whole.body), "{target} {condition}");
+        }
+    }
+    tidegate.get_with("/tagged", &accepting("identity"));
+    for condition in [MODIFIED, "\"v1\""] {
+        let range = format!("Range: bytes=10-19\r\nIf-Range: {condition}\r\n{}", accepting("identity"));
+        let response = tidegate.get_with("/tagged", &range);
+        assert_eq!((response.status, &response.body[..]), (206, &page().as_bytes()[10..20]), "{condition}");
+    }
+}
+
+#[test]
+fn trailers_say_nothing_of_bytes_that_are_others_now() {
+    let origin = Origin::start(|_| {
+        Reply::script(|stream| {
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nTransfer-Encoding: chunked\r\n\r\n";
+            let trailers =
+                "Content-MD5: a\r\nX-Sum: 7\r\nDigest: a\r\nContent-Digest: a\r\nrepr-digest: a\r\n";
+            write!(stream, "{head}{:x}\r\n{}\r\n0\r\n{trailers}\r\n", page().len(), page())
+        })
+    });
+    let tidegate = before(&origin, ALL);
+    for (accepted, expected) in [("gzip", 1), ("identity", 5)] {
+        let mut client = tidegate.connect();
+        client.send(format!(
+            "GET / HTTP/1.1\r\nHost: example.org\r\nTE: trailers\r\nConnection: close, TE\r\n{}\r\n",
+            accepting(accepted)
+        ));
+        let all = client.rest();
+        let end = all.windows(5).rposition(|window| window == b"\r\n0\r\n").unwrap();
+        let trailers = String::from_utf8(all[end + 5..].to_vec()).unwrap();
+        assert!(trailers.contains("X-Sum: 7\r\n"), "{trailers}");
+        assert_eq!(trailers.trim_end().lines().count(), expected, "{trailers}");
+    }
+}
+
+#[test]
+fn requests_at_once_for_several_codings_each_get_theirs() {
+    let gate = Gate::default();
+    let opened = gate.clone();
+    let origin = Origin::start(move |_| {
+        opened.pass();
+        html(page())
+    });
+    let tidegate = before(&origin, ALL);
+    let codings = ["gzip", "br", "zstd", "", "gzip", "br", "zstd", "identity"];
+    let mut clients: Vec<_> = codings
+        .iter()
+        .map(|coding| {
+            let mut client = tidegate.connect();
+            client.send(format!("GET / HTTP/1.1\r\nHost: example.org\r\n{}\r\n", accepting(coding)));
+            client
+        })
+        .collect();
+    eventually("they wait", || (tidegate.metric("tidegate_cache_collapsed_total") >= 7.0).then_some(()));
+    gate.open();
+    for (client, coding) in clients.iter_mut().zip(codings) {
+        let response = client.response();
+        assert_eq!(response.field("Content-Encoding"), if coding == "identity" { "" } else { coding });
+        assert_eq!(decoded(&response), page().as_bytes(), "{coding}");
+    }
+    assert_eq!(origin.count(), 4, "one for each coding, and one for none");
+}
+
+#[test]
+fn a_reload_and_a_restart_leave_what_is_stored_and_answer_by_it() {
+    let origin = Origin::start(|_| html(page()).with("ETag", "\"v1\""));
+    let builder = Tidegate::builder().top("workers = 1").origin(&origin).cache("path = \"@DIR@/cache\"");
+    let mut tidegate = builder.tables(&format!("{ALL}{UNWATCHED}")).start();
+    let ask = |tidegate: &Tidegate, target: &str, accepted: &str| {
+        let response = tidegate.get_with(target, &accepting(accepted));
+        assert_eq!(decoded(&response), page().as_bytes(), "{response:?}");
+        (response.field("Content-Encoding"), response.is_hit())
+    };
+    let coded = |coding: &str, is_hit| (coding.to_owned(), is_hit);
+    for accepted in ["gzip", "identity"] {
+        ask(&tidegate, "/", accepted);
+    }
+    assert!(tidegate.terminate().success());
+    tidegate.start();
+    assert_eq!(ask(&tidegate, "/", "gzip"), coded("gzip", true));
+    assert_eq!(ask(&tidegate, "/", "identity"), coded("", true));
+    let text = fs::read_to_string(tidegate.config()).unwrap();
+    let reload_with = |tidegate: &Tidegate, codings: &str| {
+        tidegate.write_config(&text.replace("codings = [\"zstd\", \"br\", \"gzip\"]", codings));
+        let reloaded = tidegate.command(&["reload"]);
+        assert!(reloaded.status.success(), "{reloaded:?}");
+    };
+    reload_with(&tidegate, "codings = []");
+    eventually("nothing is compressed any more", || {
+        (ask(&tidegate, "/off", "br") == coded("", true)).then_some(())
+    });
+    assert_eq!(ask(&tidegate, "/", "gzip"), coded("gzip", true), "the client accepts it");
+    assert_eq!(ask(&tidegate, "/", "identity"), coded("", true));
+    reload_with(&tidegate, "codings = [\"br\"]");
+    eventually("another coding is used", || {
+        (ask(&tidegate, &format!("/{}", origin.count()), "gzip, br") == coded("br", false)).then_some(())
+    });
+    assert_eq!(ask(&tidegate, "/", "gzip"), coded("gzip", true), "the client accepts it");
 }
 
 /// Whether the request asks whether the representation with this tag is still good; weakly, as RFC 9110 §13.1.2 has it.
@@ -181,17 +328,17 @@ fn compressed_response_is_validated_by_its_weak_tag_and_stays() {
 
 #[test]
 fn client_that_has_what_is_not_stored_is_told_so_by_the_tag_it_knows() {
-    let origin = Origin::start(|request| match validates(request) {
-        true => Reply::status(304, "").with("ETag", "\"v1\"").with("Cache-Control", "private"),
+    let origin = Origin::start(|request| match request.field("If-None-Match").ends_with("\"v1, 2\"") {
+        true => Reply::status(304, "").with("ETag", "\"v1, 2\"").with("Cache-Control", "private"),
         false => {
-            let reply = Reply::ok(page()).with("Content-Type", "text/html").with("ETag", "\"v1\"");
+            let reply = Reply::ok(page()).with("Content-Type", "text/html").with("ETag", "\"v1, 2\"");
             reply.with("Cache-Control", "private")
         }
     });
     let tidegate = before(&origin, ALL);
     let first = tidegate.get_with("/", &accepting("gzip"));
-    assert_eq!(first.field("ETag"), "W/\"v1\"");
-    for tag in ["W/\"v1\"", "\"v1\""] {
+    assert_eq!(first.field("ETag"), "W/\"v1, 2\"");
+    for tag in ["W/\"v1, 2\"", "\"v1, 2\""] {
         let again = tidegate.get_with("/", &format!("If-None-Match: {tag}\r\n{}", accepting("gzip")));
         assert_eq!((again.status, again.field("ETag").as_str()), (304, tag), "{again:?}");
     }
@@ -266,21 +413,44 @@ fn large_responses_come_whole_stored_or_not() {
 
 #[test]
 fn server_that_breaks_off_leaves_no_response_that_looks_whole() {
-    let origin = Origin::start(|_| {
-        let head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nCache-Control: max-age=60\r\nContent-Length: 90000\r\n\r\n";
-        Reply::RawThenClose([head.as_bytes(), page().as_bytes()].concat())
+    let noise: Vec<u8> = content(3, 300_000);
+    let origin = Origin::start(move |request| {
+        let (length, storing) = (request.target.contains("length"), request.target.contains("kept"));
+        let control = if storing { "max-age=60" } else { "no-store" };
+        let body = if request.target.contains("long") { noise.clone() } else { page().into_bytes() };
+        Reply::script(move |stream| {
+            let framing = if length { "Content-Length: 900000" } else { "Transfer-Encoding: chunked" };
+            let head = "HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n";
+            write!(stream, "{head}Cache-Control: {control}\r\n{framing}\r\n\r\n")?;
+            match length {
+                true => stream.write_all(&body),
+                false => {
+                    write!(stream, "{:x}\r\n", body.len())?;
+                    stream.write_all(&body)?;
+                    stream.write_all(b"\r\n")
+                }
+            }
+        })
     });
     let tidegate = before(&origin, ALL);
-    for _ in 0..2 {
-        let mut client = tidegate.connect();
-        client.send(
-            "GET / HTTP/1.1\r\nHost: example.org\r\nAccept-Encoding: gzip\r\nConnection: close\r\n\r\n",
-        );
-        let all = client.rest();
-        let is_refused = all.starts_with(b"HTTP/1.1 502 ");
-        assert!(is_refused || !all.ends_with(b"0\r\n\r\n"), "{:?}", String::from_utf8_lossy(&all));
+    for coding in ["gzip", "br", "zstd"] {
+        for target in ["/length-kept", "/length", "/kept", "/", "/long-length-kept", "/long-kept", "/long"] {
+            let before = origin.count();
+            for _ in 0..2 {
+                let mut client = tidegate.connect();
+                let fields = accepting(coding);
+                client.send(format!(
+                    "GET {target} HTTP/1.1\r\nHost: example.org\r\nConnection: close\r\n{fields}\r\n"
+                ));
+                let all = client.rest();
+                let has_begun = all.starts_with(b"HTTP/1.1 200 ");
+                assert!(has_begun || all.starts_with(b"HTTP/1.1 502 "), "{target} {coding}");
+                assert!(has_begun || !target.contains("long"), "more than what is waited for came");
+                assert!(!has_begun || !all.ends_with(b"0\r\n\r\n"), "{target} {coding}");
+            }
+            assert_eq!(origin.count() - before, 2, "nothing was stored: {target} {coding}");
+        }
     }
-    assert_eq!(origin.count(), 2, "nothing was stored");
 }
 
 /// A directory with these files as a site.
@@ -356,17 +526,19 @@ fn file_reached_by_a_link_is_compressed_and_followed() {
 }
 
 #[test]
-fn purge_of_a_url_removes_it_in_every_coding() {
-    let origin = Origin::start(|_| html(page()));
+fn a_purge_removes_a_page_in_every_coding() {
+    let origin = Origin::start(|_| html(page()).with("Cache-Tag", "news"));
     let tidegate = before(&origin, ALL);
-    for coding in ["gzip", "br", "identity"] {
-        tidegate.get_with("/", &accepting(coding));
-        assert!(tidegate.get_with("/", &accepting(coding)).is_hit());
-    }
-    let purged = tidegate.command(&["cache", "purge", "http://example.org/"]);
-    assert!(purged.status.success(), "{purged:?}");
-    for coding in ["gzip", "br", "identity"] {
-        assert!(!tidegate.get_with("/", &accepting(coding)).is_hit());
+    for pattern in ["http://example.org/", "http://example.org/*", "tag:news"] {
+        for coding in ["gzip", "br", "zstd", "identity"] {
+            tidegate.get_with("/", &accepting(coding));
+            assert!(tidegate.get_with("/", &accepting(coding)).is_hit());
+        }
+        let purged = tidegate.command(&["cache", "purge", pattern]);
+        assert!(purged.status.success(), "{purged:?}");
+        for coding in ["gzip", "br", "zstd", "identity"] {
+            assert!(!tidegate.get_with("/", &accepting(coding)).is_hit(), "{pattern} {coding}");
+        }
     }
 }
 

@@ -167,6 +167,29 @@ fn a_real_service_refuses_and_changes_responses_before_they_are_stored() {
     assert_eq!(origin.count(), asked, "what the service made of it is in the cache");
 }
 
+#[test]
+fn what_a_service_has_changed_or_let_pass_is_compressed_after_it() {
+    let service = CIcap::start();
+    let page = |word: &str| format!("<p>oh {word} it\n{}", "<li>the same again\n".repeat(400));
+    let origin = Origin::start(move |request| {
+        let word = if request.target == "/rude" { "darn" } else { "fine" };
+        Reply::cacheable(page(word)).with("Content-Type", "text/html")
+    });
+    let builder = one_core(&origin).tables(&service.table("filter", "on = \"responses\""));
+    let tidegate = builder.tables("[compression]\ncodings = [\"gzip\"]\n").start();
+    for (target, word) in [("/rude", "****"), ("/fine", "fine")] {
+        for is_hit in [false, true] {
+            let response = tidegate.get_with(target, "Accept-Encoding: gzip\r\n");
+            assert_eq!(response.field("Content-Encoding"), "gzip", "{response:?}");
+            assert_eq!(response.is_hit(), is_hit, "{response:?}");
+            let mut content = String::new();
+            flate2::read::GzDecoder::new(&response.body[..]).read_to_string(&mut content).unwrap();
+            assert_eq!(content, page(word));
+        }
+    }
+    assert_eq!(origin.count(), 2);
+}
+
 /// Answers OPTIONS as a service would, and everything else with what it is given; counts connections.
 struct Hostile {
     port: u16,

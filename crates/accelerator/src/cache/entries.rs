@@ -161,7 +161,7 @@ pub(crate) fn append_variant(
     key.extend_from_slice(&generation.to_le_bytes());
     let (by_coding, names) = split_by_coding(names);
     if by_coding {
-        key.push(b'0' + compression::accepted(&fields));
+        key.push(b'0' + compression::accepted_on_the_way(&fields));
     }
     vary::write_secondary_key(names, &fields, own_cookie, key);
 }

@@ -1,6 +1,6 @@
 //! Finding a stored response that answers a request, without waiting.
 
-use tidegate_http::cache::conditional::{self, Precondition, is_strong_date};
+use tidegate_http::cache::conditional::{self, Precondition, is_strong_date, is_weak};
 use tidegate_http::cache::range::{self, RangeResult};
 use tidegate_http::cache::{Forwarded, RequestDirectives, Reuse, Validation};
 use tidegate_http::normalize::Normalized;
@@ -258,7 +258,10 @@ fn form(head: &RequestHead<'_>, length: u64, entry: &ResponseEntry<'_>, now_s: u
     let date_s = entry.policy.date_s();
     let modified_s = entry.last_modified_s.unwrap_or(date_s);
     let condition = conditional::evaluate_for_cache(head.method, &head.fields, entry.etag, Some(modified_s));
-    let strong_s = entry.last_modified_s.filter(|modified_s| is_strong_date(*modified_s, date_s));
+    // What was compressed at one time and at another has the same date, and need not have the same bytes.
+    let may_be_compressed = entry.etag.map_or(entry.is_by_coding, is_weak);
+    let strong_s =
+        entry.last_modified_s.filter(|modified_s| !may_be_compressed && is_strong_date(*modified_s, date_s));
     selected(head, length, condition, entry.etag, strong_s)
 }
 

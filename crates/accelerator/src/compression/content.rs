@@ -4,7 +4,7 @@ use std::io;
 use std::sync::Arc;
 
 use crate::cache::transfer::ready;
-use crate::compression::{Encoder, Slot};
+use crate::compression::{Encoder, Slot, is_about_bytes};
 use crate::telemetry::metrics::CoreMetrics;
 use crate::upstream::{Response, UpstreamError};
 
@@ -84,9 +84,9 @@ impl CompressedContent {
         &self.piece
     }
 
-    /// Trailer fields of the response, once the content has been read.
+    /// Trailer fields of the response, once the content has been read, without those that were about its bytes.
     pub(crate) fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
-        self.response.trailers()
+        Box::new(self.response.trailers().filter(|(name, _)| !is_about_bytes(name)))
     }
 }
 

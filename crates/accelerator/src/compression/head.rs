@@ -1,5 +1,6 @@
 //! What a content coding changes about a response's head.
 
+use tidegate_http::cache::conditional::entity_tags;
 use tidegate_http::cache::vary;
 use tidegate_http::forward::write_response_fields;
 use tidegate_http::{
@@ -18,9 +19,14 @@ fn lists(fields: &Fields<'_>, id: FieldId, name: &[u8]) -> bool {
     members.any(|member| member.trim_ascii().eq_ignore_ascii_case(name))
 }
 
-/// RFC 9111 §5.2.2.6.
+/// RFC 9111 §5.2.1.6, §5.2.2.6.
 pub(super) fn forbids_change(fields: &Fields<'_>) -> bool {
     lists(fields, FieldId::CacheControl, b"no-transform")
+}
+
+/// Whether a field of this name may follow the content (RFC 9110 §6.6.2).
+pub(super) fn announces(fields: &Fields<'_>, name: &[u8]) -> bool {
+    lists(fields, FieldId::Trailer, name)
 }
 
 /// Whether the origin itself says that codings select the response, or that nothing tells what does.
@@ -97,10 +103,9 @@ pub(crate) fn restate_not_modified(response: &mut Response, stored_etag: Option<
 
 /// A 304 to a client that has asked for what it got under a weakened entity tag.
 pub(crate) fn restate_for_client(response: &mut Response, asked: &Fields<'_>) {
-    let is_weakened = |etag: &[u8]| {
-        let weak = [b"W/", etag].concat();
-        lists(asked, FieldId::IfNoneMatch, &weak) && !lists(asked, FieldId::IfNoneMatch, etag)
-    };
+    let asks =
+        |tag: &[u8]| asked.get_all(FieldId::IfNoneMatch).flat_map(entity_tags).any(|asked| asked == tag);
+    let is_weakened = |etag: &[u8]| asks(&[b"W/", etag].concat()) && !asks(etag);
     restate(response, is_weakened, false);
 }
 

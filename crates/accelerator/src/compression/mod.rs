@@ -31,28 +31,49 @@ const MOST_AT_ONCE: usize = 64;
 const ABOUT_BYTES: [&[u8]; 4] = [b"content-md5", b"digest", b"content-digest", b"repr-digest"];
 
 /// Which of [`Coding::ALL`] the client accepts (RFC 9110 §12.5.3), as a mask. Without those that would be preferred to one
-/// that the client wants more.
+/// that the client wants more, be that content without a coding. `*` stands for the codings that are not listed only where
+/// such content is refused: who says nothing else has hardly all of them in mind.
 pub(crate) fn accepted(fields: &Fields<'_>) -> u8 {
-    let mut weights = [0; Coding::ALL.len()];
+    let mut listed = [None; Coding::ALL.len()];
+    let (mut identity, mut any) = (None, None);
     let members = fields.get_all(FieldId::AcceptEncoding).flat_map(|value| value.split(|byte| *byte == b','));
     for member in members {
         let mut parts = member.split(|byte| *byte == b';').map(<[u8]>::trim_ascii);
         let name = parts.next().unwrap_or(b"");
-        let quality = parts.find(|parameter| matches!(parameter, [b'q' | b'Q', b'=', ..]));
+        let quality = parts.find(|parameter| matches!(parameter, [b'q' | b'Q', ..]));
         // A weight that cannot be read is none.
-        let weight = quality.map_or(MOST_WANTED, |quality| weight(quality).unwrap_or(0));
-        let is_named = |coding: &Coding| name.eq_ignore_ascii_case(coding.name().as_bytes());
+        let weight = Some(quality.map_or(MOST_WANTED, |quality| weight(quality).unwrap_or(0)));
+        let is = |known: &str| name.eq_ignore_ascii_case(known.as_bytes());
+        // RFC 9110 §8.4.1.3.
+        let is_named = |coding: &Coding| is(coding.name()) || (*coding == Coding::Gzip && is("x-gzip"));
         if let Some(index) = Coding::ALL.iter().position(is_named) {
-            weights[index] = weight;
+            listed[index] = weight;
+        } else if is("identity") {
+            identity = weight;
+        } else if is("*") {
+            any = weight;
         }
     }
-    let (mut mask, mut most) = (0, 1);
-    for (coding, weight) in Coding::ALL.into_iter().zip(weights).rev() {
+    let unlisted = any.filter(|_| identity == Some(0)).unwrap_or(0);
+    let (mut mask, mut most) = (0, identity.or(any).unwrap_or(0).max(1));
+    for (coding, weight) in Coding::ALL.into_iter().zip(listed).rev() {
+        let weight = weight.unwrap_or(unlisted);
         if weight >= most {
             (mask, most) = (mask | coding.bit(), weight);
         }
     }
     mask
+}
+
+/// The same for what another server has without a coding: none if the client wishes nobody on the way to change it (RFC
+/// 9111 §5.2.1.6).
+pub(crate) fn accepted_on_the_way(fields: &Fields<'_>) -> u8 {
+    if head::forbids_change(fields) { 0 } else { accepted(fields) }
+}
+
+/// Whether a field says something of the very bytes of the content.
+fn is_about_bytes(name: &[u8]) -> bool {
+    ABOUT_BYTES.iter().any(|known| name.eq_ignore_ascii_case(known))
 }
 
 /// The names of a mask's codings, as a client would list them.
@@ -96,7 +117,9 @@ impl Compression {
             && fields.get_all(FieldId::ContentEncoding).all(is_plain)
             && !fields.has(FieldId::ContentRange)
             && !head::forbids_change(fields)
-            && ABOUT_BYTES.iter().all(|name| fields.named(name).next().is_none())
+            && ABOUT_BYTES
+                .iter()
+                .all(|name| fields.named(name).next().is_none() && !head::announces(fields, name))
     }
 }
 
@@ -121,7 +144,7 @@ pub(crate) fn apply(
     }
     let is_own_choice = !head::varies_by_coding(&response.head().fields);
     let is_empty = matches!(response.head().framing, BodyFraming::None | BodyFraming::Length(0));
-    let chosen = compression.choose(accepted(&request.fields));
+    let chosen = compression.choose(accepted_on_the_way(&request.fields));
     let encoding = match chosen {
         None => None,
         // An answer to HEAD is like one to GET.
@@ -213,6 +236,18 @@ mod tests {
             ("identity", ""),
             ("*", ""),
             ("", ""),
+            ("x-gzip", "gzip"),
+            ("gzip;q =0", ""),
+            ("gzip;q=\"1\"", ""),
+            ("gzip;q=0.5, identity", ""),
+            ("gzip;q=0.5, br, identity;q=0.7", "br"),
+            ("gzip, identity", "gzip"),
+            ("gzip;q=0.5, *;q=0", "gzip"),
+            ("gzip;q=0.5, *", ""),
+            ("*;q=0", ""),
+            ("identity;q=0", ""),
+            ("identity;q=0, *", "br, zstd, gzip"),
+            ("identity;q=0, br;q=0, *;q=0.1", "zstd, gzip"),
         ] {
             assert_eq!(mask(value), expected, "{value}");
         }

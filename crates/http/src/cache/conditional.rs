@@ -114,7 +114,8 @@ pub fn strongly_match(one: &[u8], other: &[u8]) -> bool {
     one == other && matches!(one, [b'"', .., b'"'])
 }
 
-fn is_weak(etag: &[u8]) -> bool {
+/// RFC 9110 §8.8.1: the tag is that of representations that need not be the same byte for byte.
+pub fn is_weak(etag: &[u8]) -> bool {
     etag.starts_with(b"W/")
 }
 
@@ -131,7 +132,7 @@ fn lists(request: &Fields<'_>, id: FieldId, etag: Option<&[u8]>, matches: fn(&[u
 
 /// The members of a list of entity tags. Unlike in a quoted string a backslash escapes nothing (RFC 9110 §8.8.3). A
 /// member without quotes ends at a comma.
-fn entity_tags(value: &[u8]) -> impl Iterator<Item = &[u8]> {
+pub fn entity_tags(value: &[u8]) -> impl Iterator<Item = &[u8]> {
     let mut rest = value;
     std::iter::from_fn(move || {
         let start = rest.iter().position(|byte| !matches!(byte, b' ' | b'\t' | b','))?;
