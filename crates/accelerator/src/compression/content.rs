@@ -10,8 +10,6 @@ use crate::upstream::{Response, UpstreamError};
 
 /// So much is handed on in one piece, where it comes at once.
 const PIECE_BYTES: usize = 16 * 1024;
-/// After so many bytes that have gone in, others have their turn: brotli takes some milliseconds for them.
-const TURN_BYTES: usize = 64 * 1024;
 
 /// The content of `response`, compressed as it comes. What the server pauses after goes on to the client at once.
 pub(crate) struct CompressedContent {
@@ -21,8 +19,6 @@ pub(crate) struct CompressedContent {
     piece: Vec<u8>,
     /// Something has gone into the encoder that has not come out.
     is_behind: bool,
-    /// Bytes that have gone in since others had their turn.
-    turn_bytes: usize,
     metrics: Arc<CoreMetrics>,
 }
 
@@ -34,40 +30,45 @@ impl CompressedContent {
         metrics: Arc<CoreMetrics>,
     ) -> Self {
         let encoder = Some((encoder, slot));
-        Self { response, encoder, piece: Vec::new(), is_behind: false, turn_bytes: 0, metrics }
+        Self { response, encoder, piece: Vec::new(), is_behind: false, metrics }
     }
 
     /// The next piece; `None` at the end. A call that is dropped while it waits loses nothing.
     pub(crate) async fn piece(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
         self.piece.clear();
-        while let Some((encoder, _)) = &mut self.encoder {
-            if self.turn_bytes >= TURN_BYTES {
-                self.turn_bytes = 0;
-                tokio::task::yield_now().await;
-            }
+        while let Some((encoder, slot)) = &mut self.encoder {
+            slot.turn().await;
             let chunk = match ready(self.response.chunk()).await {
                 Some(chunk) => chunk?,
                 None if self.is_behind => {
-                    encoder.flush().map_err(failed)?;
+                    slot.spend(|| encoder.flush()).map_err(failed)?;
                     self.is_behind = false;
                     if !encoder.output().is_empty() {
                         return Ok(Some(self.hand_on()));
                     }
                     continue;
                 }
-                None => self.response.chunk().await?,
+                None => match self.response.chunk().await? {
+                    // It waits for its turn like what comes at once.
+                    Some(chunk) => {
+                        let chunk = chunk.to_vec();
+                        self.response.put_back(chunk);
+                        continue;
+                    }
+                    None => None,
+                },
             };
             let Some(chunk) = chunk else {
-                if let Some((encoder, _)) = self.encoder.take() {
-                    self.piece = encoder.finish().map_err(failed)?;
+                if let Some((encoder, slot)) = self.encoder.take() {
+                    self.piece = slot.spend(|| encoder.finish()).map_err(failed)?;
                     self.metrics.compressed_bytes_total.add(self.piece.len() as u64);
                 }
                 break;
             };
-            encoder.write(chunk).map_err(failed)?;
+            slot.spend(|| encoder.write(chunk)).map_err(failed)?;
             self.metrics.compressed_input_bytes_total.add(chunk.len() as u64);
             self.is_behind = true;
-            self.turn_bytes += chunk.len();
+            slot.took(chunk.len());
             if encoder.output().len() >= PIECE_BYTES {
                 return Ok(Some(self.hand_on()));
             }

@@ -11,6 +11,7 @@ mod head;
 
 use std::cell::Cell;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use tidegate_http::cache::Policy;
 use tidegate_http::cache::vary::{MOST_WANTED, weight};
@@ -26,6 +27,11 @@ use encoder::Encoder;
 
 /// Compressions under way at once on one data core: each keeps up to 2 MiB. What is beyond goes out as it is.
 const MOST_AT_ONCE: usize = 64;
+/// After so many bytes that have gone into encoders others have their turn: brotli takes some milliseconds for them.
+const TURN_BYTES: usize = 64 * 1024;
+/// So much of each second a core under stress compresses before what comes goes out as it is: who asks past the cache must
+/// not have all of the core by asking for what is compressed.
+const STRESSED: Duration = Duration::from_millis(250);
 
 /// Fields that say something of the very bytes of the content.
 const ABOUT_BYTES: [&[u8]; 4] = [b"content-md5", b"digest", b"content-digest", b"repr-digest"];
@@ -132,7 +138,7 @@ pub(crate) fn compress_whole(content: &[u8], coding: Coding) -> Option<Vec<u8>> 
 }
 
 /// Compresses an upstream's response if the client accepts that and the operator wishes it. Under stress those that cannot be
-/// stored stay as they are, and so do all where too many are being compressed.
+/// stored stay as they are, and so do all while [`STRESSED`] is used up, or where too many are being compressed.
 pub(crate) fn apply(
     core: &DataCore,
     compression: &Compression,
@@ -150,7 +156,9 @@ pub(crate) fn apply(
         // An answer to HEAD is like one to GET.
         Some(coding) if is_empty => (request.method == Method::Head).then_some((coding, None)),
         Some(coding) => {
-            let is_affordable = !core.is_stressed() || is_storable(core, request, &response.head());
+            let is_affordable = !core.is_stressed()
+                || (core.compressing.has_time(Instant::now())
+                    && is_storable(core, request, &response.head()));
             let started = is_affordable.then(|| begin(core, coding)).flatten();
             if started.is_none() {
                 core.metrics.compressions_skipped_total.add(1);
@@ -194,21 +202,91 @@ fn begin(core: &DataCore, coding: Coding) -> Option<(Encoder, Slot)> {
     Some((encoder, slot))
 }
 
+/// What one data core compresses.
+#[derive(Default)]
+pub(crate) struct Compressing {
+    /// Responses under way.
+    responses: Cell<usize>,
+    /// Bytes that have gone into encoders since others had their turn.
+    bytes: Cell<usize>,
+    /// Held while others have it.
+    turn: tokio::sync::Mutex<()>,
+    time: Cell<Time>,
+}
+
+/// What was spent on encoders.
+#[derive(Clone, Copy, Default)]
+struct Time {
+    /// In the second that began then.
+    since: Option<Instant>,
+    spent: Duration,
+}
+
+impl Time {
+    fn at(self, now: Instant) -> Self {
+        let is_current = self.since.is_some_and(|since| now.duration_since(since) < Duration::from_secs(1));
+        if is_current { self } else { Self { since: Some(now), spent: Duration::ZERO } }
+    }
+}
+
+impl Compressing {
+    /// Whether less than [`STRESSED`] has been spent in the second that is at `now`.
+    fn has_time(&self, now: Instant) -> bool {
+        self.time.get().at(now).spent < STRESSED
+    }
+
+    fn spend(&self, spent: Duration, now: Instant) {
+        let time = self.time.get().at(now);
+        self.time.set(Time { spent: time.spent + spent, ..time });
+    }
+}
+
 /// One compression under way.
-pub(crate) struct Slot(Rc<Cell<usize>>);
+pub(crate) struct Slot(Rc<Compressing>);
 
 impl Slot {
-    fn take(taken: &Rc<Cell<usize>>) -> Option<Self> {
-        (taken.get() < MOST_AT_ONCE).then(|| {
-            taken.set(taken.get() + 1);
-            Self(Rc::clone(taken))
+    fn take(core: &Rc<Compressing>) -> Option<Self> {
+        let taken = core.responses.get();
+        (taken < MOST_AT_ONCE).then(|| {
+            core.responses.set(taken + 1);
+            Self(Rc::clone(core))
         })
+    }
+
+    /// Waits for this response's turn. After [`TURN_BYTES`] of all responses together everything else on the core has its
+    /// own, however many are being compressed. A call that is dropped while it waits changes nothing.
+    async fn turn(&self) {
+        let _held = self.0.turn.lock().await;
+        while self.0.bytes.get() >= TURN_BYTES {
+            tokio::task::yield_now().await;
+        }
+    }
+
+    /// So many bytes have gone into the encoder.
+    fn took(&self, bytes: usize) {
+        let before = self.0.bytes.replace(self.0.bytes.get() + bytes);
+        if before == 0 && bytes > 0 {
+            let core = Rc::clone(&self.0);
+            tokio::task::spawn_local(async move {
+                tokio::task::yield_now().await;
+                core.bytes.set(0);
+            });
+        }
+    }
+
+    /// The result of `work`, whose time counts as spent.
+    fn spend<T>(&self, work: impl FnOnce() -> T) -> T {
+        let began = Instant::now();
+        let result = work();
+        let now = Instant::now();
+        self.0.spend(now.duration_since(began), now);
+        result
     }
 }
 
 impl Drop for Slot {
     fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+        self.0.responses.set(self.0.responses.get() - 1);
     }
 }
 
@@ -283,11 +361,68 @@ mod tests {
 
     #[test]
     fn no_more_than_so_many_at_once() {
-        let taken = Rc::new(Cell::new(0));
-        let mut slots: Vec<Slot> = (0..MOST_AT_ONCE).filter_map(|_| Slot::take(&taken)).collect();
+        let core = Rc::default();
+        let mut slots: Vec<Slot> = (0..MOST_AT_ONCE).filter_map(|_| Slot::take(&core)).collect();
         assert_eq!(slots.len(), MOST_AT_ONCE);
-        assert!(Slot::take(&taken).is_none());
+        assert!(Slot::take(&core).is_none());
         slots.pop();
-        assert!(Slot::take(&taken).is_some());
+        assert!(Slot::take(&core).is_some());
+    }
+
+    #[test]
+    fn a_second_has_so_much_time_for_compression_and_the_next_has_it_again() {
+        let (core, now) = (Compressing::default(), Instant::now());
+        assert!(core.has_time(now));
+        core.spend(STRESSED / 2, now);
+        assert!(core.has_time(now));
+        core.spend(STRESSED / 2, now + Duration::from_millis(900));
+        assert!(!core.has_time(now + Duration::from_millis(999)));
+        assert!(core.has_time(now + Duration::from_secs(1)));
+        core.spend(STRESSED, now + Duration::from_secs(1));
+        assert!(!core.has_time(now + Duration::from_millis(1999)));
+    }
+
+    #[test]
+    fn nobody_waits_for_a_turn_that_is_over() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let slot = Slot::take(&Rc::default()).unwrap();
+        let ready = crate::cache::transfer::ready;
+        runtime.block_on(tokio::task::LocalSet::new().run_until(async {
+            slot.took(TURN_BYTES);
+            assert!(ready(slot.turn()).await.is_none());
+            for _ in 0..3 {
+                tokio::task::yield_now().await;
+            }
+            assert!(ready(slot.turn()).await.is_some());
+        }));
+    }
+
+    #[test]
+    fn others_have_their_turn_after_each_however_many_are_compressed() {
+        const TURNS: usize = 5;
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let (core, seen) = (Rc::default(), Rc::new(std::cell::RefCell::new(String::new())));
+        let tasks = tokio::task::LocalSet::new();
+        let others = Rc::clone(&seen);
+        tasks.spawn_local(async move {
+            while others.borrow().matches('c').count() < TURNS * MOST_AT_ONCE {
+                others.borrow_mut().push('o');
+                tokio::task::yield_now().await;
+            }
+        });
+        for _ in 0..MOST_AT_ONCE {
+            let (slot, seen) = (Slot::take(&core).unwrap(), Rc::clone(&seen));
+            tasks.spawn_local(async move {
+                for _ in 0..TURNS {
+                    slot.turn().await;
+                    slot.took(TURN_BYTES);
+                    seen.borrow_mut().push('c');
+                }
+            });
+        }
+        runtime.block_on(tasks);
+        let seen = seen.borrow();
+        assert_eq!(seen.matches('c').count(), TURNS * MOST_AT_ONCE);
+        assert!(!seen.contains("cc"), "{seen}");
     }
 }

@@ -30,6 +30,7 @@ use tokio::task::LocalSet;
 use tokio::time::MissedTickBehavior;
 
 use crate::cache::flights::{Flights, Leader, Outcome};
+use crate::compression::Compressing;
 use crate::data_core::client::Client;
 use crate::data_core::clients::Clients;
 use crate::data_core::clock::Clock;
@@ -140,7 +141,7 @@ pub(crate) struct DataCore {
     /// Which clients of trusted proxies are on the block list.
     pub block_list: BlockListCache,
     /// Responses that are being compressed.
-    pub compressing: Rc<Cell<usize>>,
+    pub compressing: Rc<Compressing>,
     plan: RefCell<Arc<Plan>>,
     pools: RefCell<Rc<Pools>>,
     icap: RefCell<Rc<icap::Services>>,

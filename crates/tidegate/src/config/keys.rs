@@ -392,7 +392,8 @@ static COMPRESSION: Section = Section {
     name: "compression",
     doc: "Content that has no content coding is compressed for clients that accept one: an upstream's on its way into the \
           cache, a file's when it is first asked for. What `Cache-Control: no-transform` forbids stays as it is, and so \
-          does, while there is stress, what is not stored. A compressed response has a weak entity tag.",
+          does, while there is stress, what is not stored, and what comes when a core has spent a quarter of the second \
+          on it. A compressed response has a weak entity tag.",
     enforced: true,
     keys: &[
         key(
