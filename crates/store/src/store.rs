@@ -199,6 +199,11 @@ impl Store {
         Some(Object::adopt(self.lease(hash).clone(), id))
     }
 
+    /// Bytes of the largest object, key, meta and head included: [`Config::max_object_bytes`].
+    pub fn max_object_bytes(&self) -> u64 {
+        self.inner.config.max_object_bytes
+    }
+
     /// Counters and levels. Takes each lock once, so it is for scrapes, not for requests.
     pub fn stats(&self) -> Stats {
         let inner = &*self.inner;

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError, Weak};
 
 use tidegate_http::cache::Policy;
 use tidegate_http::normalize::{Normalized, percent_decode};
@@ -63,6 +63,9 @@ pub(crate) struct Root {
     /// What is being sent from its descriptor.
     open: OpenFiles,
     compression: Option<Arc<Compression>>,
+    /// Held while a file is compressed: one at a time, since all of a core's helper threads at it would leave the core
+    /// and every other file waiting.
+    compressing: Mutex<()>,
 }
 
 /// What the watcher and the readers of one root share.
@@ -183,6 +186,7 @@ impl Root {
             changes: Changes { count, stop_preload, _watcher: watcher },
             open: OpenFiles::default(),
             compression,
+            compressing: Mutex::default(),
         })
     }
 
@@ -326,8 +330,12 @@ pub(crate) async fn answer(
     let mut path = Vec::with_capacity(normalized.path.len());
     percent_decode(normalized.path, &mut path);
     let loaded = tokio::task::spawn_blocking(move || load(&root, store.as_deref(), &key, &path, mask)).await;
+    // Under another key is what those get who accept no coding.
+    let is_stored = matches!(&loaded, Ok(Loaded::Stored(object)) if object.key() == own_key);
+    if matches!(loaded, Ok(Loaded::Stored(_))) && !is_stored {
+        core.metrics.compressions_skipped_total.add(1);
+    }
     if let Some(leader) = leader {
-        let is_stored = matches!(loaded, Ok(Loaded::Stored(_)));
         leader.finish(if is_stored { Outcome::Stored } else { Outcome::NotShared });
     }
     match loaded {
@@ -470,10 +478,11 @@ enum Loaded {
     Failed(StaticError),
 }
 
-/// Finds the file and reads it into the cache if it fits. Runs on a helper thread.
+/// Finds the file and reads it into the cache if it fits, compressed unless another one is being compressed. Runs on a
+/// helper thread.
 fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -> Loaded {
     let before = root.changes.count.load(Ordering::SeqCst);
-    let file = match root.lookup(path, mask) {
+    let mut file = match root.lookup(path, mask) {
         Ok(file) => file,
         Err(error) => return Loaded::Failed(error),
     };
@@ -481,6 +490,14 @@ fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -
     if let Some(object) = confirm(store, key, &file) {
         return Loaded::Stored(object);
     }
+    // What may find no room would be compressed in vain for each request.
+    file.wanted = file.wanted.filter(|_| file.stamp.length <= store.max_object_bytes());
+    let _compressing = match file.wanted.map(|_| root.compressing.try_lock()) {
+        Some(Err(TryLockError::WouldBlock)) => return load_plain(root, store, key, path, file.is_linked),
+        Some(Err(TryLockError::Poisoned(held))) => Some(held.into_inner()),
+        Some(Ok(held)) => Some(held),
+        None => None,
+    };
     match file.file.try_clone() {
         Ok(handle) => {
             let copy = StaticFile { file: handle, ..file };
@@ -494,6 +511,18 @@ fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -
             }
         }
         Err(_) => Loaded::Open(file),
+    }
+}
+
+/// The file as those get it who accept no coding.
+fn load_plain(root: &Root, store: &Store, key: &[u8], path: &[u8], is_linked: bool) -> Loaded {
+    let mut key = key.to_vec();
+    if let Some(codings) = key.last_mut() {
+        *codings = 0;
+    }
+    match store.get(&key).filter(|_| !is_linked) {
+        Some(object) => Loaded::Stored(object),
+        None => load(root, Some(store), &key, path, 0),
     }
 }
 
@@ -656,6 +685,33 @@ fn status_of(error: &io::Error) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn while_a_file_is_compressed_others_are_served_as_they_are_and_so_is_what_has_no_room() {
+        let directory = tempfile::tempdir().unwrap();
+        let place = RootPlace { path: directory.path().into(), routes: vec![b"nowhere".to_vec()] };
+        let (small, large) = ("same again ".repeat(1000), "same again ".repeat(20_000));
+        std::fs::write(directory.path().join("a.txt"), &small).unwrap();
+        std::fs::write(directory.path().join("large.txt"), large).unwrap();
+        let store = Arc::new(Store::open(tidegate_store::Config::new(1 << 20)).unwrap().0);
+        let compression = Arc::new(Compression { codings: vec![Coding::Gzip], ..Compression::default() });
+        let root = Root::open(&place, Some(Arc::clone(&store)), Some(compression)).unwrap();
+        let load = |name: &str| {
+            let key = file_key(directory.path(), name.as_bytes(), Coding::Gzip.bit());
+            load(&root, Some(&store), &key, format!("/{name}").as_bytes(), Coding::Gzip.bit())
+        };
+        let is_coded = |loaded: Loaded| match loaded {
+            Loaded::Stored(object) => object.body_length() < small.len() as u64,
+            Loaded::Open(_) | Loaded::Failed(_) => panic!("it has room"),
+        };
+        let held = root.compressing.lock().unwrap();
+        // Read, and found.
+        assert!(!is_coded(load("a.txt")) && !is_coded(load("a.txt")));
+        assert!(matches!(load("large.txt"), Loaded::Open(_)));
+        drop(held);
+        assert!(is_coded(load("a.txt")));
+        assert!(matches!(load("large.txt"), Loaded::Open(_)));
+    }
 
     #[test]
     fn a_file_that_may_not_be_read_is_403_and_one_that_cannot_be_500() {
