@@ -31,6 +31,7 @@ use crate::settings::{self, Cache, Settings};
 use crate::telemetry::access_log::{AccessLogWriter, LogSender};
 use crate::telemetry::latency::{Histogram, Latencies};
 use crate::telemetry::metrics::CoreMetrics;
+use crate::tls::CertificateStatus;
 use crate::upstream::UpstreamStatus;
 
 /// How long the kernel keeps a new connection to itself while nothing has arrived on it. It is accepted after that as
@@ -296,6 +297,11 @@ impl Engine {
     /// The state of every upstream server.
     pub fn upstream_status(&self) -> Vec<UpstreamStatus> {
         self.shared.plan.borrow().groups().status()
+    }
+
+    /// What is known of the certificates that clients are shown.
+    pub fn certificates(&self) -> Vec<CertificateStatus> {
+        self.shared.plan.borrow().certificates()
     }
 
     /// Time since the start.

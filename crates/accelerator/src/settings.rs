@@ -12,6 +12,7 @@ use tidegate_http::HeadLimits;
 use tidegate_http::normalize::Personality;
 
 use crate::data_core::admission::Admission;
+use crate::tls::Issued;
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]
@@ -23,6 +24,8 @@ pub struct Settings {
     /// Certificates of listeners with TLS. A client is shown the one for the name that it asks for, or else the first;
     /// without any, one that this process has made.
     pub certificates: Vec<Certificate>,
+    /// Certificates for names that none of those is for; they come and go without new settings.
+    pub issued: Arc<Issued>,
     /// Whether requests that come in the clear are sent to the same URL with https.
     pub https_only: bool,
     /// Named groups of origin servers.

@@ -153,6 +153,7 @@ impl Site {
             workers: 1,
             listeners: vec![Listener { address: (Ipv4Addr::LOCALHOST, 0).into(), protocol: Protocol::Http }],
             certificates: Vec::new(),
+            issued: Arc::default(),
             https_only: false,
             compression: tidegate_accelerator::settings::Compression::default(),
             upstreams: vec![Upstream::new("app", vec![origin()])],

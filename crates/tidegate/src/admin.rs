@@ -208,12 +208,14 @@ async fn dashboard() -> Html<&'static str> {
 async fn metrics(State(admin): State<Admin>) -> Response {
     let mut text = String::new();
     let defence = admin.reloader.guard.as_ref().map(|guard| guard.defence().samples()).unwrap_or_default();
-    for sample in admin.engine.samples().into_iter().chain(admin.reloader.trickles.samples()).chain(defence) {
+    let others = admin.reloader.trickles.samples().into_iter().chain(admin.reloader.acme.samples());
+    for sample in admin.engine.samples().into_iter().chain(others).chain(defence) {
         write_metric(&sample, &mut text);
     }
     write_latencies(&admin.engine.latencies(), &mut text);
     write_build(&mut text);
     write_upstreams(&admin.engine, &mut text);
+    write_certificates(&admin.engine, &mut text);
     write_store(&admin.engine, &mut text);
     write_gate(&admin.gatekeeper, &mut text);
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response()
@@ -293,6 +295,22 @@ fn write_upstreams(engine: &Engine, text: &mut String) {
     family("repeated_total", "counter", help, &|server| server.repeated);
 }
 
+fn write_certificates(engine: &Engine, text: &mut String) {
+    let certificates = engine.certificates();
+    if certificates.is_empty() {
+        return;
+    }
+    let name = "tidegate_certificate_not_after_seconds";
+    let _ = writeln!(
+        text,
+        "# HELP {name} When a certificate ends to be valid, in seconds since 1970.\n# TYPE {name} gauge"
+    );
+    for certificate in &certificates {
+        let label = escape_label(&certificate.certificate);
+        let _ = writeln!(text, "{name}{{certificate=\"{label}\"}} {}", certificate.not_after_s);
+    }
+}
+
 fn write_gate(gatekeeper: &Gatekeeper, text: &mut String) {
     let Ok(report) = gatekeeper.gate().show() else { return };
     for (name, help, value) in [
@@ -369,6 +387,7 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
         .samples()
         .iter()
         .chain(&admin.reloader.trickles.samples())
+        .chain(&admin.reloader.acme.samples())
         .chain(&admin.reloader.guard.as_ref().map(|guard| guard.defence().samples()).unwrap_or_default())
         .map(|sample| (sample.name.to_owned(), sample.value.into()))
         .collect();
@@ -407,12 +426,23 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
         "uptime_s": engine.uptime().as_secs(),
         "listeners": listeners,
         "encryption_keys": keys,
+        "certificates": certificates(engine),
+        "acme": admin.reloader.acme.status(),
         "enforcement": enforcement(&admin.gatekeeper),
         "hit_ratio": hit_ratio,
         "cache": cache,
         "upstreams": upstreams,
         "counters": counters,
     }))
+}
+
+/// Which certificates clients are shown, and how long.
+fn certificates(engine: &Engine) -> Value {
+    let known = engine.certificates();
+    let certificates = known.iter().map(|known| {
+        json!({ "certificate": known.certificate, "not_before": known.not_before_s, "not_after": known.not_after_s })
+    });
+    certificates.collect()
 }
 
 /// What enforces which rule.

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -32,6 +32,7 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
         let key = key.map_or(String::new(), |key| format!(", key for encryption {key}"));
         let _ = writeln!(out, "listening on {listener}{key}");
     }
+    write_certificates(&status, &mut out);
     view::text(&status["enforcement"], &mut out);
     let cache = &status["cache"];
     if cache.is_object() {
@@ -46,6 +47,25 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
     write_upstreams(&status["upstreams"], &mut out);
     write_counters(&status["counters"], &mut out);
     print(&out)
+}
+
+fn write_certificates(status: &Value, out: &mut String) {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let left = |at: &Value| at.as_i64().unwrap_or(0) - i64::try_from(now).unwrap_or(0);
+    for certificate in array(&status["certificates"]) {
+        let left = left(&certificate["not_after"]);
+        let valid = if left > 0 {
+            format!("valid for {} days", left / (24 * 3600))
+        } else {
+            "not valid any more".into()
+        };
+        let _ = writeln!(out, "certificate {}: {valid}", text(&certificate["certificate"]));
+    }
+    for ordered in array(&status["acme"]).iter().filter(|ordered| ordered["last_error"].is_string()) {
+        let (name, error) = (text(&ordered["name"]), text(&ordered["last_error"]));
+        let minutes = left(&ordered["next_order"]).max(0) / 60;
+        let _ = writeln!(out, "no new certificate for {name}: {error}; tried again in {minutes} min");
+    }
 }
 
 fn write_upstreams(servers: &Value, out: &mut String) {

@@ -1,6 +1,7 @@
 #![forbid(unsafe_code)]
 //! `tidegate`: the command line, the configuration file and the admin server.
 
+mod acme;
 mod admin;
 mod cli;
 mod client;

@@ -12,6 +12,7 @@ use tidegate_gate::GateError;
 use tidegate_store::StoreError;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use crate::acme::{self, Acme};
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::config::{Finding, Loaded, Subject};
 use crate::defence::Guard;
@@ -53,6 +54,11 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     gatekeeper.guard(&mut settings, &loaded.gate.rules);
     let no_guard = |error| Failure::runtime(format!("error: cannot start the defence: {error}"));
     let guard = Guard::new(&loaded.defence, settings.workers.max(1)).map_err(no_guard)?;
+    let acme = Acme::new(loaded.acme.as_ref(), &settings).map_err(|error| {
+        let hint = "acme.path has to be a directory that this user may make and write to";
+        Failure::runtime(loaded.places.say(&Subject::ACME_PATH, &error.to_string(), hint))
+    })?;
+    settings.issued = Arc::clone(acme.issued());
     settings.defence = guard.as_ref().map(|guard| Arc::clone(guard.defence()) as _);
     if let Some(guard) = &guard {
         guard.start(loaded.defence.audit.clone(), Arc::clone(&gatekeeper)).map_err(no_guard)?;
@@ -74,6 +80,8 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         .look_after(&engine)
         .map_err(|error| Failure::runtime(format!("error: cannot look after the gate: {error}")))?;
     announce(&engine, &loaded.settings, &admin, &gatekeeper);
+    let no_acme = |error| Failure::runtime(format!("error: cannot start to order certificates: {error}"));
+    acme.start().map_err(no_acme)?;
     let reloader = Arc::new(Reloader {
         args: args.clone(),
         started: loaded,
@@ -81,6 +89,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         gatekeeper: Arc::clone(&gatekeeper),
         trickles,
         guard,
+        acme,
         one_at_a_time: Mutex::default(),
     });
     admin::spawn(admin, engine.clone(), Arc::clone(&reloader), gatekeeper).map_err(no_admin)?;
@@ -103,6 +112,8 @@ pub(crate) struct Reloader {
     pub trickles: TricklesServices,
     /// What watches clients, unless that is off.
     pub guard: Option<Arc<Guard>>,
+    /// What has certificates issued.
+    pub acme: Arc<Acme>,
     /// Reloads come by a signal and from the admin server; of two at once one would put in force what the other
     /// replaces.
     one_at_a_time: Mutex<()>,
@@ -201,17 +212,21 @@ impl Reloader {
             });
             return Err(refused.collect::<Vec<_>>().join("\n"));
         }
+        let certificates = loaded.acme.as_ref().map(acme::prepare).transpose();
+        let certificates = certificates.map_err(|error| error.to_string())?;
         let trickles = self.trickles.renew(&loaded.settings.routes)?;
         let before = self.gatekeeper.settings();
         self.gatekeeper.reload(&loaded.gate).map_err(|error| error.to_string())?;
         let mut settings = loaded.settings.clone();
         self.gatekeeper.guard(&mut settings, &loaded.gate.rules);
+        settings.issued = Arc::clone(self.acme.issued());
         if let Err(error) = self.engine.reload(settings) {
             // All or nothing.
             self.gatekeeper.reload(&before).map_err(|error| error.to_string())?;
             return Err(setting_error(&error, &loaded));
         }
         trickles.apply();
+        self.acme.apply(certificates);
         if let Some(guard) = &self.guard {
             guard.defence().set_settings(loaded.defence.settings.clone());
         }

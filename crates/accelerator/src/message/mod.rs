@@ -259,8 +259,10 @@ fn find(core: &DataCore, plan: &Plan, whose: Whose, incoming: &Incoming<'_>, key
     if let Some((status, fields)) = answer::refusal(head, plan.limits.body_bytes) {
         return Found::Answer(Answer::Local { status, fields: fields.to_vec() });
     }
-    if whose.is_connected() && plan.is_in_clear(&info, normalized) {
-        return Found::Answer(answer::redirect(head.method, plan.secure_url(&info, normalized)));
+    if whose.is_connected()
+        && let Some(answer) = plan.own_answer(head.method, &info, normalized)
+    {
+        return Found::Answer(answer);
     }
     let may_be_stored = head.framing == BodyFraming::None
         && matches!(head.method, Method::Get | Method::Head)

@@ -78,6 +78,11 @@ impl Exchange {
             Answer::Streamed(streamed) => self.streamed(&head, streamed, body),
             Answer::File(file) => self.file(&head, file),
             Answer::Local { status, fields } => self.local(&head, status, &fields),
+            Answer::KeyAuthorization(text) => {
+                let (out, bytes) = heads::key_authorization(&self.core, &head, &text, true);
+                self.account(&head, 200, bytes, "none");
+                whole(out)
+            }
         }
     }
 

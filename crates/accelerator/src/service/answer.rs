@@ -27,6 +27,8 @@ pub(crate) enum Answer {
     Streamed(Box<Streamed>),
     /// A file that is too large for the cache.
     File(OpenFile),
+    /// What shows a certificate authority that the host is ours (RFC 8555 §8.3).
+    KeyAuthorization(String),
     /// An error or a redirect made here; `fields` are further field lines.
     Local { status: u16, fields: Vec<u8> },
 }
@@ -41,7 +43,7 @@ impl Answer {
         match self {
             Self::Stored(hit) => hit.status,
             Self::Streamed(streamed) => streamed.status,
-            Self::File(_) => 200,
+            Self::File(_) | Self::KeyAuthorization(_) => 200,
             Self::Local { status, .. } => *status,
         }
     }
@@ -51,7 +53,7 @@ impl Answer {
         let forward = match self {
             Self::Stored(hit) => hit.forwarded,
             Self::Streamed(streamed) => Some(streamed.forward),
-            Self::File(_) | Self::Local { .. } => None,
+            Self::File(_) | Self::KeyAuthorization(_) | Self::Local { .. } => None,
         };
         forward.is_some_and(|forward| forward.collapsed)
     }

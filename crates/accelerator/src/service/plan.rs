@@ -9,19 +9,20 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use tidegate_core::{IpPrefix, Verdict};
 use tidegate_http::normalize::{Normalized, Personality};
-use tidegate_http::{FieldId, Fields, RequestHead};
+use tidegate_http::{FieldId, Fields, Method, RequestHead};
 use tidegate_store::Store;
 
 use crate::cache::entries::PurgePattern;
 use crate::data_core::admission::{Admission, Asked};
 use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
+use crate::service::answer::{self, Answer};
 use crate::service::block_list::BlockListCache;
 use crate::service::client_info::ClientInfo;
 use crate::settings::{
     Compression, IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target,
 };
 use crate::static_files::serve::{Root, RootPlace};
-use crate::tls::{self, CertificateError};
+use crate::tls::{self, CertificateError, CertificateStatus, Issued};
 use crate::upstream::Groups;
 
 /// All cookies of a request. Clients send one field of them (RFC 6265 §5.4); servers join several, and so must rules.
@@ -95,6 +96,9 @@ pub(crate) struct Plan {
     pub alternatives: Vec<u8>,
     /// What connections to listeners with TLS begin with, if there are any.
     pub tls: Option<Arc<ServerConfig>>,
+    /// Of the settings' certificates.
+    certificates: Vec<CertificateStatus>,
+    issued: Arc<Issued>,
     /// The port to which requests in the clear are sent, if they are.
     secure_port: Option<u16>,
     groups: Arc<Groups>,
@@ -151,6 +155,11 @@ impl Plan {
         routes.sort_by(|(a, _), (b, _)| {
             a.host.rank().cmp(&b.host.rank()).then_with(|| b.path.len().cmp(&a.path.len()))
         });
+        let has_tls = settings.listeners.iter().any(|listener| listener.protocol == Protocol::Https);
+        let (tls, certificates) = has_tls
+            .then(|| tls::server_config(&settings.certificates, Arc::clone(&settings.issued)))
+            .transpose()?
+            .unzip();
         let compression =
             (!settings.compression.codings.is_empty()).then(|| Arc::new(settings.compression.clone()));
         Ok(Self {
@@ -163,12 +172,9 @@ impl Plan {
             requests: settings.requests.clone(),
             icap: settings.icap.iter().map(|service| (service.clone(), tags.of(&service.url))).collect(),
             alternatives: alternatives(&settings.listeners),
-            tls: settings
-                .listeners
-                .iter()
-                .any(|listener| listener.protocol == Protocol::Https)
-                .then(|| tls::server_config(&settings.certificates))
-                .transpose()?,
+            tls,
+            certificates: certificates.unwrap_or_default(),
+            issued: Arc::clone(&settings.issued),
             secure_port: settings.https_only.then(|| secure_port(&settings.listeners)),
             groups: Arc::new(Groups::new(&settings.upstreams, before)),
             folds_case: settings.personality.folds_case(),
@@ -185,17 +191,56 @@ impl Plan {
         self.icap.iter().any(|(service, _)| icap::concerns(service, on, method, normalized, self.folds_case))
     }
 
+    /// What is answered without asking anyone further: the URL with https, or what shows a certificate authority that the
+    /// host is ours.
+    #[inline]
+    pub(crate) fn own_answer(
+        &self,
+        method: Method,
+        info: &ClientInfo<'_>,
+        normalized: &Normalized<'_>,
+    ) -> Option<Answer> {
+        if self.is_in_clear(info, normalized) {
+            return Some(answer::redirect(method, self.secure_url(info, normalized)));
+        }
+        self.key_authorization(method, normalized).map(Answer::KeyAuthorization)
+    }
+
+    /// Whether there is such an answer.
+    #[inline]
+    pub(crate) fn has_own_answer(
+        &self,
+        method: Method,
+        info: &ClientInfo<'_>,
+        normalized: &Normalized<'_>,
+    ) -> bool {
+        self.is_in_clear(info, normalized) || self.key_authorization(method, normalized).is_some()
+    }
+
+    /// RFC 8555 §8.3. What another program has been asked for goes to the upstream.
+    #[inline]
+    fn key_authorization(&self, method: Method, normalized: &Normalized<'_>) -> Option<String> {
+        let token = normalized.path.strip_prefix(ACME_CHALLENGES)?;
+        let is_read = matches!(method, Method::Get | Method::Head) && normalized.reading.is_none();
+        is_read.then(|| self.issued.key_authorization(token))?
+    }
+
+    /// Of the certificates of the settings, and of those that were issued.
+    pub(crate) fn certificates(&self) -> Vec<CertificateStatus> {
+        self.certificates.iter().cloned().chain(self.issued.status()).collect()
+    }
+
     /// Whether a request has to come again with https. What proves to a certificate authority that the host is its owner's is
     /// asked for in the clear (RFC 8555 §8.3).
     #[inline]
-    pub(crate) fn is_in_clear(&self, info: &ClientInfo<'_>, normalized: &Normalized<'_>) -> bool {
+    fn is_in_clear(&self, info: &ClientInfo<'_>, normalized: &Normalized<'_>) -> bool {
         let is_challenge = |path: &[u8]| path.starts_with(ACME_CHALLENGES);
         let is_exempt = is_challenge(normalized.path) && normalized.reading.is_none_or(is_challenge);
         self.secure_port.is_some() && !info.https && !is_exempt
     }
 
     /// The URL by which to come again; `None` where the client does not say which host it wants.
-    pub(crate) fn secure_url(&self, info: &ClientInfo<'_>, normalized: &Normalized<'_>) -> Option<Vec<u8>> {
+    fn secure_url(&self, info: &ClientInfo<'_>, normalized: &Normalized<'_>) -> Option<Vec<u8>> {
         let authority = info.host.unwrap_or(normalized.authority);
         let colon = authority.iter().rposition(|byte| *byte == b':');
         let host = match colon {
@@ -422,6 +467,7 @@ mod tests {
             https_only: false,
             compression: crate::settings::Compression::default(),
             certificates: Vec::new(),
+            issued: Arc::default(),
             upstreams: ["a", "b", "c"].map(|name| Upstream::new(name, vec![server])).to_vec(),
             routes: routes
                 .iter()

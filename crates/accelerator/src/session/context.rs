@@ -89,7 +89,7 @@ impl RequestContext {
         let may_be_stored = head.framing == BodyFraming::None
             && !head.upgrade
             && matches!(head.method, Method::Get | Method::Head)
-            && !plan.is_in_clear(&info, &normalized)
+            && !plan.has_own_answer(head.method, &info, &normalized)
             && !plan.reviews_request(head.method_bytes, &normalized);
         let asked = (head, &normalized, &info);
         let store = may_be_stored.then(|| lookup::locate(core, &plan, asked, key)).flatten();

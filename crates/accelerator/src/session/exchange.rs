@@ -87,8 +87,7 @@ impl Connection<'_> {
         }
         let peer = context.peer.ip().to_canonical();
         let info = ClientInfo::of(&plan, &head, peer, self.client.is_encrypted());
-        if plan.is_in_clear(&info, &normalized) {
-            let answer = answer::redirect(head.method, plan.secure_url(&info, &normalized));
+        if let Some(answer) = plan.own_answer(head.method, &info, &normalized) {
             let delivered = Box::pin(self.deliver(&head, answer, &mut body, &mut progress)).await;
             return self.ended(context, &head, delivered, body, &progress).await;
         }
@@ -255,6 +254,10 @@ impl Connection<'_> {
                 let goes_on = goes_on && !matches!(status, 400 | 408 | 413);
                 self.deliver_local(head, status, &fields, goes_on, progress).await
             }
+            Answer::KeyAuthorization(text) => {
+                let (out, bytes) = respond::key_authorization(self.core, head, &text, goes_on);
+                self.deliver_whole(200, &out, bytes, goes_on, progress).await
+            }
         }
     }
 
@@ -267,8 +270,20 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> io::Result<Delivered> {
         let (out, bytes) = respond::local_response(self.core, head, status, fields, keep_alive);
+        self.deliver_whole(status, &out, bytes, keep_alive, progress).await
+    }
+
+    /// Sends a response that was made here.
+    async fn deliver_whole(
+        self,
+        status: u16,
+        out: &[u8],
+        bytes: Bytes,
+        keep_alive: bool,
+        progress: &mut Progress,
+    ) -> io::Result<Delivered> {
         progress.begin(status, bytes.head, "none");
-        self.send(&mut progress.watch, &out).await?;
+        self.send(&mut progress.watch, out).await?;
         Ok(Delivered { status, bytes, keep_alive, cache: "none" })
     }
 

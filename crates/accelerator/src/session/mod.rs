@@ -271,6 +271,10 @@ impl Connection<'_> {
                 }
             }
             HandshakeError::NotTls => self.refuse_in_clear(),
+            HandshakeError::Challenge => {
+                self.core.metrics.acme_challenges_total.add(1);
+                return Step::finish();
+            }
         }
         self.core.metrics.tls_handshakes_failed_total.add(1);
         Step::finish()

@@ -232,17 +232,42 @@ pub(crate) fn reply(
     if reply.page.is_empty() {
         return local_response(core, head, reply.status, &reply.fields, keep_alive);
     }
-    let mut out = Vec::with_capacity(512 + reply.page.len());
-    let _ = write!(out, "HTTP/1.1 {} {}\r\nDate: ", reply.status, status_reason(reply.status));
+    let content = ("text/html; charset=utf-8", &reply.page[..]);
+    whole_response(core, head, reply.status, content, &reply.fields, keep_alive)
+}
+
+/// What an authority is answered that looks whether the host is ours (RFC 8555 §8.3).
+pub(crate) fn key_authorization(
+    core: &DataCore,
+    head: &RequestHead<'_>,
+    text: &str,
+    keep_alive: bool,
+) -> (Vec<u8>, Bytes) {
+    core.metrics.acme_challenges_total.add(1);
+    let content = ("application/octet-stream", text.as_bytes());
+    whole_response(core, head, 200, content, b"", keep_alive)
+}
+
+/// A response that was made here, with its media type and content.
+fn whole_response(
+    core: &DataCore,
+    head: &RequestHead<'_>,
+    status: u16,
+    (media_type, content): (&str, &[u8]),
+    fields: &[u8],
+    keep_alive: bool,
+) -> (Vec<u8>, Bytes) {
+    let length = content.len();
+    let mut out = Vec::with_capacity(512 + length);
+    let _ = write!(out, "HTTP/1.1 {status} {}\r\nDate: ", status_reason(status));
     out.extend_from_slice(&core.clock.date());
-    let length = reply.page.len();
-    let _ = write!(out, "\r\nContent-Type: text/html; charset=utf-8\r\nContent-Length: {length}\r\n");
-    out.extend_from_slice(&reply.fields);
+    let _ = write!(out, "\r\nContent-Type: {media_type}\r\nContent-Length: {length}\r\n");
+    out.extend_from_slice(fields);
     write_connection(head.version, keep_alive, &mut out);
     out.extend_from_slice(b"\r\n");
     let mut bytes = Bytes { head: out.len() as u64, body: 0 };
     if head.method != Method::Head {
-        out.extend_from_slice(&reply.page);
+        out.extend_from_slice(content);
         bytes.body = length as u64;
     }
     (out, bytes)

@@ -12,6 +12,7 @@ metric_set! {
         Counter connections_policed_total: "Client connections closed because a rule or the block list refused them.",
         Counter connections_crowded_out_total: "Connections of the lowest class closed because too many waited.",
         Counter tls_handshakes_failed_total: "Connections on which client and server did not agree on TLS.",
+        Counter acme_challenges_total: "Handshakes and requests by which a certificate authority looked whether a name is ours.",
         Counter tls_floods_total: "Connections over TLS ended because of records without content, such as endless new keys.",
         Counter http2_floods_total: "HTTP/2 connections ended because of frames without use: requests that the client cancelled, content in bytes, heads without end.",
         Counter accept_errors_total: "Failed accepts, such as for want of file descriptors.",

@@ -1,7 +1,6 @@
 //! Certificates with their keys, and which of them a client is shown.
 
 use std::collections::HashMap;
-use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,8 +11,11 @@ use rustls::server::{ClientHello, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
 use rustls::{InconsistentKeys, ServerConfig};
 use webpki::EndEntityCert;
+use x509_parser::certificate::Validity;
+use x509_parser::parse_x509_certificate;
 
 use crate::settings::Certificate;
+use crate::tls::issued::{self, ALPN_CHALLENGE, Issued};
 use crate::tls::{ALPN_HTTP1, ALPN_HTTP2};
 
 /// Why a certificate cannot be used.
@@ -52,6 +54,14 @@ pub enum CertificateError {
     /// The certificate names no host.
     #[error("the certificate in {} names no host (subjectAltName)", .0.display())]
     Nameless(PathBuf),
+    /// A certificate that was issued cannot be used.
+    #[error("the certificate that was issued for {name}: {why}")]
+    Issued {
+        /// The name that it is for.
+        name: String,
+        /// Why not.
+        why: String,
+    },
     /// There is no certificate in the settings, and none could be made.
     #[error("cannot make a certificate: {0}")]
     Make(String),
@@ -64,7 +74,7 @@ impl CertificateError {
             Self::File { path, .. } | Self::Unusable { path, .. } => Some(path),
             Self::Empty(path) | Self::Nameless(path) => Some(path),
             Self::Mismatch { key, .. } => Some(key),
-            Self::Make(_) => None,
+            Self::Issued { .. } | Self::Make(_) => None,
         }
     }
 
@@ -82,29 +92,65 @@ pub fn check(certificates: &[Certificate]) -> Vec<(usize, CertificateError)> {
     numbered.filter_map(|(number, certificate)| Some((number, add(certificate).err()?))).collect()
 }
 
-/// What TLS listeners of these settings are served with. Without a certificate, one is made that no client knows.
-pub(crate) fn server_config(certificates: &[Certificate]) -> Result<Arc<ServerConfig>, CertificateError> {
+/// What is known of a certificate.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CertificateStatus {
+    /// Its file, or the name that it was issued for.
+    pub certificate: String,
+    /// When it begins to be valid, in seconds since 1970.
+    pub not_before_s: i64,
+    /// When it ends to be valid, in seconds since 1970.
+    pub not_after_s: i64,
+}
+
+/// How long a certificate is valid, if it is one.
+pub(super) fn status(certificate: String, certified: &CertifiedKey) -> Option<CertificateStatus> {
+    let (_, parsed) = parse_x509_certificate(certified.cert.first()?).ok()?;
+    let Validity { not_before, not_after } = &parsed.validity;
+    let (not_before_s, not_after_s) = (not_before.timestamp(), not_after.timestamp());
+    Some(CertificateStatus { certificate, not_before_s, not_after_s })
+}
+
+fn unreadable(path: &Path) -> CertificateError {
+    let source = rustls::Error::InvalidCertificate(rustls::CertificateError::BadEncoding);
+    CertificateError::Unusable { path: path.to_owned(), source }
+}
+
+/// What TLS listeners of these settings are served with, and what is known of their certificates. Without a certificate,
+/// one is made that no client knows.
+pub(crate) fn server_config(
+    certificates: &[Certificate],
+    issued: Arc<Issued>,
+) -> Result<(Arc<ServerConfig>, Vec<CertificateStatus>), CertificateError> {
     let provider = Arc::new(ring::default_provider());
     let of_library = |error: rustls::Error| CertificateError::Make(error.to_string());
-    let mut shown = Shown::default();
+    let mut shown = Shown { issued, ..Shown::default() };
+    let mut known = Vec::new();
     for certificate in certificates {
-        shown.add(load(certificate, &provider)?, &certificate.chain)?;
+        let (certified, path) = (load(certificate, &provider)?, &certificate.chain);
+        known.push(status(path.display().to_string(), &certified).ok_or_else(|| unreadable(path))?);
+        shown.add(certified, path)?;
     }
     if certificates.is_empty() {
-        shown.default = Some(Arc::new(make(&provider)?));
+        shown.made = Some(Arc::new(make()?));
     }
     let mut config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(of_library)?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(shown));
-    config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec()];
+    // Who names the last one alone is shown what it looks for, and nothing else.
+    config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec(), ALPN_CHALLENGE.to_vec()];
     // Resumption without state of ours, on whichever core the client comes to.
     config.ticketer = ring::Ticketer::new().map_err(of_library)?;
-    Ok(Arc::new(config))
+    Ok((Arc::new(config), known))
 }
 
-fn load(certificate: &Certificate, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
+/// Reads a certificate and its key, which may be in one file.
+pub(super) fn load(
+    certificate: &Certificate,
+    provider: &CryptoProvider,
+) -> Result<CertifiedKey, CertificateError> {
     let Certificate { chain: chain_path, key: key_path } = certificate;
     let failed = |what, path: &Path| {
         let path = path.to_owned();
@@ -136,13 +182,23 @@ fn load(certificate: &Certificate, provider: &CryptoProvider) -> Result<Certifie
 }
 
 /// A certificate for this host that it has signed itself.
-fn make(provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
-    let failed = |error: &dyn fmt::Display| CertificateError::Make(error.to_string());
+fn make() -> Result<CertifiedKey, CertificateError> {
     let names = ["localhost", "127.0.0.1", "::1"].map(str::to_owned);
-    let made = rcgen::generate_simple_self_signed(names).map_err(|error| failed(&error))?;
-    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(|error| failed(&error))?;
-    let key = provider.key_provider.load_private_key(key).map_err(|error| failed(&error))?;
-    Ok(CertifiedKey::new(vec![made.cert.der().clone()], key))
+    let made = rcgen::generate_simple_self_signed(names)
+        .map_err(|error| CertificateError::Make(error.to_string()))?;
+    let key = PrivateKeyDer::try_from(made.signing_key.serialize_der())
+        .map_err(|why| CertificateError::Make(why.into()))?;
+    certified(vec![made.cert.der().clone()], key)
+}
+
+/// A certificate that was made here, with its key.
+pub(super) fn certified(
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+) -> Result<CertifiedKey, CertificateError> {
+    let key = ring::default_provider().key_provider.load_private_key(key);
+    let key = key.map_err(|error| CertificateError::Make(error.to_string()))?;
+    Ok(CertifiedKey::new(chain, key))
 }
 
 /// Certificates by the names that they are for.
@@ -153,16 +209,16 @@ struct Shown {
     by_name: HashMap<String, Vec<Arc<CertifiedKey>>>,
     /// For clients that ask for no name, or for one that no certificate is for.
     default: Option<Arc<CertifiedKey>>,
+    issued: Arc<Issued>,
+    /// For want of any other.
+    made: Option<Arc<CertifiedKey>>,
 }
 
 impl Shown {
     fn add(&mut self, certified: CertifiedKey, path: &Path) -> Result<(), CertificateError> {
         let certified = Arc::new(certified);
         let leaf = certified.cert.first().map(EndEntityCert::try_from);
-        let Some(Ok(leaf)) = leaf else {
-            let source = rustls::Error::InvalidCertificate(rustls::CertificateError::BadEncoding);
-            return Err(CertificateError::Unusable { path: path.to_owned(), source });
-        };
+        let Some(Ok(leaf)) = leaf else { return Err(unreadable(path)) };
         let mut is_nameless = true;
         for name in leaf.valid_dns_names() {
             is_nameless = false;
@@ -176,19 +232,29 @@ impl Shown {
     }
 
     fn of(&self, name: &str) -> Option<&[Arc<CertifiedKey>]> {
-        let name = name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase();
         let above = || name.split_once('.').map(|(_, rest)| format!("*.{rest}"));
-        let found = self.by_name.get(&name);
+        let found = self.by_name.get(name);
         found.or_else(|| self.by_name.get(&above()?)).map(Vec::as_slice)
     }
 }
 
 impl ResolvesServerCert for Shown {
     fn resolve(&self, client: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        let named = client.server_name().and_then(|name| self.of(name)).unwrap_or(&[]);
+        let name =
+            client.server_name().map(|name| name.strip_suffix('.').unwrap_or(name).to_ascii_lowercase());
+        let name = name.as_deref();
+        if issued::is_challenge(&client) {
+            return self.issued.proof(name?);
+        }
         let suits = |certified: &&Arc<CertifiedKey>| {
             certified.key.choose_scheme(client.signature_schemes()).is_some()
         };
-        named.iter().find(suits).or_else(|| named.first()).or(self.default.as_ref()).cloned()
+        let named = name.and_then(|name| self.of(name)).unwrap_or(&[]);
+        let named = named.iter().find(suits).or_else(|| named.first()).cloned();
+        named
+            .or_else(|| self.issued.certificate(Some(name?)))
+            .or_else(|| self.default.clone())
+            .or_else(|| self.issued.certificate(None))
+            .or_else(|| self.made.clone())
     }
 }

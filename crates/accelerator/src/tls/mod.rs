@@ -1,6 +1,7 @@
 //! TLS on a client's connection (RFC 8446, RFC 5246): between its socket and whoever speaks HTTP on it.
 
 mod certificates;
+mod issued;
 mod records;
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
@@ -12,7 +13,9 @@ use rustix::net::{self, RecvFlags, SendFlags};
 use rustls::{ServerConfig, ServerConnection};
 
 pub(crate) use certificates::server_config;
-pub use certificates::{CertificateError, check};
+pub use certificates::{CertificateError, CertificateStatus, check};
+use issued::ALPN_CHALLENGE;
+pub use issued::{Issued, Proving};
 use records::Records;
 
 /// HTTP/2 and HTTP/1.1, as clients name them in the handshake (RFC 7301).
@@ -92,6 +95,9 @@ impl Session {
             if self.receive(socket)? == 0 {
                 return Err(HandshakeError::Io(ErrorKind::UnexpectedEof.into()));
             }
+        }
+        if self.tls.alpn_protocol() == Some(ALPN_CHALLENGE) {
+            return Err(HandshakeError::Challenge);
         }
         // A deadline bounds the handshake.
         self.records.begin(Instant::now());
@@ -185,6 +191,8 @@ impl Session {
 pub(crate) enum HandshakeError {
     /// What the client sent first is no TLS.
     NotTls,
+    /// It was a certificate authority's, which has seen what it came for (RFC 8737 §3).
+    Challenge,
     Io(io::Error),
 }
 

@@ -99,6 +99,12 @@ pub(super) static FILE: Section = Section {
             Absent("for https, one that this process makes and no client knows"),
             "Certificates of listeners with https.",
         ),
+        key(
+            "acme",
+            Kind::Table(&ACME),
+            Absent("none is ordered"),
+            "Certificates that are ordered and renewed.",
+        ),
         key("admin", Kind::Table(&ADMIN), Absent("as below"), "The admin server."),
         key("upstream", Kind::Tables(&UPSTREAM), Absent("none"), "Groups of origin servers."),
         key(
@@ -213,6 +219,45 @@ static CERTIFICATE: Section = Section {
              `fullchain.pem` of ACME clients.",
         ),
         key("key", Kind::Path, Required, "A PEM file: the certificate's private key, as `privkey.pem`."),
+    ],
+};
+
+static ACME: Section = Section {
+    name: "acme",
+    doc: "Certificates for listeners with https that are ordered of an authority by ACME (RFC 8555), one for each name, and \
+          again when a third of their life is left. The authority looks at port 443 of each name (tls-alpn-01), and then at port \
+          80 (http-01): the first has to lead to a listener with https, or the second to one with http. Whoever orders agrees to the \
+          authority's terms. What has failed is tried again after 5 min, then after twice as long each time, up to 12 h, and at \
+          `tidegate reload`.",
+    enforced: true,
+    keys: &[
+        key(
+            "names",
+            Kind::List { of: &Kind::Host, min: 1 },
+            Required,
+            "Names of hosts, without `*`. Those that a [[certificate]] is for are shown that one.",
+        ),
+        key("email", Kind::Text, Absent("none"), "Where the authority writes to about the account."),
+        key(
+            "directory",
+            Kind::Text,
+            Is("https://acme-v02.api.letsencrypt.org/directory"),
+            "The URL of the authority's directory. Let's Encrypt's for tests is \
+             `https://acme-staging-v02.api.letsencrypt.org/directory`.",
+        ),
+        key(
+            "path",
+            Kind::Path,
+            Is("/var/lib/tidegate/acme"),
+            "A directory for the account and for certificates with their keys, in a folder for each authority. It is made if it \
+             is not there; only this user can read it.",
+        ),
+        key(
+            "authority",
+            Kind::Path,
+            Absent("those that the system knows"),
+            "A PEM file: the certificate that the directory's own is signed with, for authorities of one's own.",
+        ),
     ],
 };
 

@@ -4,6 +4,7 @@
 //! engine takes and checks what only makes sense together. `reference` and `schema` write the table down for people
 //! and for editors.
 
+mod acme;
 mod defence;
 mod icap;
 mod keys;
@@ -33,6 +34,7 @@ pub(crate) use report::{Finding, lines};
 pub(crate) use rules::Gate;
 pub(crate) use schema::schema;
 
+use crate::acme::AcmeSettings;
 use crate::trickles::{self, TricklesListener};
 use crate::units::ListenAddress;
 use report::Report;
@@ -57,6 +59,8 @@ pub(crate) struct Loaded {
     pub gate: Gate,
     /// How clients that abuse the site are found, and what is done about them.
     pub defence: Defence,
+    /// Which certificates are ordered of whom.
+    pub acme: Option<AcmeSettings>,
     /// What the file asks for and does not get.
     pub warnings: Vec<Finding>,
 }

@@ -59,6 +59,8 @@ impl Subject {
     /// `admin.address`.
     pub const ADMIN: Self = Self::Key(Cow::Borrowed("admin.address"));
     /// `cache.path`.
+    pub const ACME_PATH: Self = Self::Key(Cow::Borrowed("acme.path"));
+    /// Where the cache's file is.
     pub const CACHE: Self = Self::Key(Cow::Borrowed("cache.path"));
     /// `cache.memory`.
     pub const CACHE_MEMORY: Self = Self::Key(Cow::Borrowed("cache.memory"));

@@ -1,6 +1,7 @@
 //! From checked values to the engine's settings, and the checks that concern more than one value.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 
 use tidegate_accelerator::settings::{
     AccessLog, Balance, Cache, Certificate, Coding, Compression, HealthCheck, Limits, Listener, LogFormat,
@@ -30,6 +31,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
             .map(|(listen, protocol)| Listener { address: listen.address, protocol: *protocol })
             .collect(),
         certificates: certificates(file, report),
+        issued: Arc::default(),
         https_only: https_only(file, report),
         upstreams,
         routes,
@@ -51,11 +53,12 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
     let defence = defence::build(file, personality(file), report);
     let exempt = defence.settings.exempt.iter().map(|exemption| exemption.source);
     gate.spared = exempt.chain(defence.settings.trusted_proxies.iter().copied()).collect();
+    let acme = super::acme::build(file, report);
     let admin = admin(file, report);
     meeting(&admin, &listen, file, report);
     let listen = listen.into_iter().map(|(listen, _)| listen).collect();
     let places = Places::of(file, report);
-    Loaded { settings, listen, trickles, admin, places, required, gate, defence, warnings: Vec::new() }
+    Loaded { settings, listen, trickles, admin, places, required, gate, defence, acme, warnings: Vec::new() }
 }
 
 /// What the file leaves to the command line.
@@ -241,7 +244,9 @@ fn certificates(file: &Values, report: &mut Report<'_>) -> Vec<Certificate> {
     let sections = file.tables("certificate");
     let mut tls =
         file.tables("listen").iter().filter(|section| section.text("protocol").as_deref() == Some("https"));
+    let is_ordered = file.table("acme").is_some_and(|acme| !acme.texts("names").is_empty());
     match (sections.first(), tls.next()) {
+        (None, Some(_)) if is_ordered => {}
         (None, Some(listen)) => report.warn(
             listen.offset_of("protocol").unwrap_or(listen.offset),
             "listen.protocol: https without a [[certificate]]: clients are shown one that this process makes, \

@@ -64,7 +64,7 @@ source = \"10.1.1.0/40\"
          mean \"strict\"?",
         "t.toml:2:11: workers: expected an integer from 1 to 1024, not 0",
         "t.toml:3:1: colour: unknown key in the file, expected one of workers, personality, trusted_proxies, \
-         pseudonym, https_only, listen, certificate, admin, upstream, route, cache, compression, limits, log, connection, request, block, \
+         pseudonym, https_only, listen, certificate, acme, admin, upstream, route, cache, compression, limits, log, connection, request, block, \
          defence, classifier, exempt, filter, icap, gate, adapt, stress",
         "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
         "t.toml:7:12: listen.protocol: expected \"http\", \"https\", \"dhttp\" or \"trickles\", not \"htps\"",
@@ -616,4 +616,48 @@ fn names_alone_that_exempt_everybody_are_warned_of() {
 fn the_filter_police_knows_the_names_that_a_file_may_begin_with() {
     let names: Vec<_> = FILE.keys.iter().map(|key| key.name).collect();
     assert_eq!(tidegate_conditioning::policy::TOP_LEVEL, names);
+}
+
+#[test]
+fn names_that_no_certificate_is_issued_for_are_refused() {
+    let text =
+        |lines: &str| format!("[[listen]]\naddress = \":443\"\nprotocol = \"https\"\n[acme]\n{lines}\n");
+    let of = |lines: &str| errors(&text(lines)).join("\n");
+    for (lines, expected) in [
+        (
+            "names = [\"*.example.org\"]",
+            "t.toml:5:10: acme.names: expected the name of a host without `*`, not \"*.example.org\"; authorities look \
+             for those in DNS only: order it by another program, and name its files in a [[certificate]]",
+        ),
+        (
+            "names = [\"a.example\", \"192.0.2.1\"]",
+            "t.toml:5:23: acme.names: expected the name of a host, not \"192.0.2.1\"; for example \"www.example.org\"",
+        ),
+        ("names = [\"a.example\", \"A.example\"]", "t.toml:5:23: acme.names: \"a.example\" is there twice"),
+        (
+            "names = [\"a.example\"]\nemail = \"ops\"",
+            "t.toml:6:9: acme.email: expected an address such as \"ops@example.org\", not \"ops\"",
+        ),
+        (
+            "names = [\"a.example\"]\ndirectory = \"http://127.0.0.1/dir\"",
+            "t.toml:6:13: acme.directory: expected https://HOST/PATH, not \"http://127.0.0.1/dir\"; for example \
+             \"https://acme-v02.api.letsencrypt.org/directory\"",
+        ),
+    ] {
+        assert_eq!(of(lines), expected);
+    }
+    for name in ["-a.example", "a..example", ".", "a/../b", "a_b.example", "[::1]", &"a".repeat(64)] {
+        let said = of(&format!("names = [{name:?}]"));
+        assert!(said.contains("acme.names: expected"), "{name}: {said}");
+    }
+    let acme = accepted(&text("names = [\"A.example\"]")).acme.unwrap();
+    assert_eq!(acme.names, ["a.example"]);
+    assert!(acme.directory.starts_with("https://acme-v02.api.letsencrypt.org/"));
+    // The warning of a listener without a certificate is of no use where one is ordered.
+    let about =
+        |text: &str| warnings(text).into_iter().filter(|line| line.contains("listen.protocol")).count();
+    assert_eq!(about(&text("names = [\"a.example\"]")), 0);
+    let clear = "[[listen]]\naddress = \":80\"\n[acme]\nnames = [\"a.example\"]\n";
+    let expected = "acme: no [[listen]] has protocol = \"https\": nothing is ordered";
+    assert!(warnings(clear).iter().any(|line| line.contains(expected)), "{:?}", warnings(clear));
 }

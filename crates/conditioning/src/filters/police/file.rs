@@ -23,6 +23,7 @@ pub const TOP_LEVEL: &[&str] = &[
     "https_only",
     "listen",
     "certificate",
+    "acme",
     "admin",
     "upstream",
     "route",

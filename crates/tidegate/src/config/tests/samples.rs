@@ -20,6 +20,8 @@ fn sample(path: &str, kind: Kind) -> String {
         ("https_only" | "defence.dry_run" | "classifier.dry_run" | "filter.dry_run", _) => "true".into(),
         ("filter.action", _) => "\"drop\"".into(),
         ("icap.service", _) => "\"icap://127.0.0.1:17/other\"".into(),
+        ("acme.directory", _) => "\"https://other.example/directory\"".into(),
+        ("acme.email", _) => "\"other@example.org\"".into(),
         (_, Kind::Text) => "\"other\"".into(),
         (_, Kind::Flag) => "false".into(),
         (_, Kind::Integer { min, max }) => 7.clamp(min, max).to_string(),
@@ -35,6 +37,7 @@ fn sample(path: &str, kind: Kind) -> String {
         (_, Kind::UrlPath | Kind::Pattern | Kind::Path) => "\"/other\"".into(),
         (_, Kind::List { of: Kind::Server, .. }) => "[\"127.0.0.1:17\", \"127.0.0.1:18\"]".into(),
         (_, Kind::List { of: Kind::Pattern, .. }) => "[\"/other\"]".into(),
+        (_, Kind::List { of: Kind::Host, .. }) => "[\"other.example\"]".into(),
         (_, Kind::List { of: Kind::Method, .. }) => "[\"PUT\"]".into(),
         (_, Kind::List { of: Kind::Choice(names), .. }) => format!("[{:?}]", names[1]),
         (_, Kind::List { of: Kind::MediaType, .. }) => "[\"text/other\"]".into(),
@@ -67,6 +70,7 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
             ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\nformat = \"tcp\"\n")
         }
         "" if key.name == "https_only" => ("", "trusted_proxies = [\"192.0.2.1\"]\n"),
+        "acme" => ("", "names = [\"a.example\"]\n"),
         "certificate" => ("", "chain = \"/chain\"\nkey = \"/key\"\n"),
         "listen" => ("", "address = \"127.0.0.1:1\"\n"),
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
@@ -113,6 +117,7 @@ fn every_enforced_key_reaches_the_settings() {
                     loaded.settings,
                     loaded.listen,
                     loaded.trickles,
+                    loaded.acme,
                     loaded.admin,
                     loaded.required,
                     loaded.gate,

@@ -1,0 +1,98 @@
+//! From checked values to what is ordered of an authority.
+
+use std::path::PathBuf;
+
+use super::report::Report;
+use super::walk::Values;
+use crate::acme::AcmeSettings;
+
+/// RFC 1035 §2.3.4.
+const MAX_NAME_BYTES: usize = 253;
+const MAX_LABEL_BYTES: usize = 63;
+/// As many as are ordered in a day at the pace of one after the other.
+const MAX_NAMES: usize = 1000;
+
+pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Option<AcmeSettings> {
+    let section = file.table("acme")?;
+    let names = section.texts("names");
+    let offset = section.offset_of("names")?;
+    if names.len() > MAX_NAMES {
+        let message = format!("acme.names: expected at most {MAX_NAMES}, not {}", names.len());
+        report.error(offset, message, None);
+    }
+    let mut known: Vec<String> = Vec::with_capacity(names.len());
+    for name in names {
+        let text = &name.value;
+        if let Err((expected, hint)) = check_name(text) {
+            report.error(
+                name.offset,
+                format!("acme.names: expected {expected}, not {text:?}"),
+                Some(hint.into()),
+            );
+        } else if known.contains(text) {
+            report.error(name.offset, format!("acme.names: {text:?} is there twice"), None);
+        }
+        known.push(name.value);
+    }
+    let directory = section.text("directory")?;
+    let host = directory.strip_prefix("https://").and_then(|rest| rest.split('/').next());
+    if !host.is_some_and(is_authority) {
+        report.error(
+            section.offset_of("directory").unwrap_or(offset),
+            format!("acme.directory: expected https://HOST/PATH, not {directory:?}"),
+            Some("for example \"https://acme-v02.api.letsencrypt.org/directory\"".into()),
+        );
+    }
+    let email = section.text("email");
+    if let Some(email) = email.as_ref().filter(|email| !is_email(email)) {
+        report.error(
+            section.offset_of("email").unwrap_or(offset),
+            format!("acme.email: expected an address such as \"ops@example.org\", not {email:?}"),
+            None,
+        );
+    }
+    let has_tls =
+        file.tables("listen").iter().any(|listen| listen.text("protocol").as_deref() == Some("https"));
+    if !has_tls {
+        report
+            .warn(section.offset, "acme: no [[listen]] has protocol = \"https\": nothing is ordered".into());
+    }
+    let path = section.path("path").unwrap_or_else(PathBuf::new);
+    Some(AcmeSettings { names: known, email, directory, path, authority: section.path("authority") })
+}
+
+/// What a name should be, and a hint.
+fn check_name(name: &str) -> Result<(), (&'static str, &'static str)> {
+    if name.contains('*') {
+        return Err((
+            "the name of a host without `*`",
+            "authorities look for those in DNS only: order it by another program, and name its files in a [[certificate]]",
+        ));
+    }
+    let is_label = |label: &str| {
+        let is_inside = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+        (1..=MAX_LABEL_BYTES).contains(&label.len())
+            && label.bytes().all(is_inside)
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+    };
+    let is_name = name.len() <= MAX_NAME_BYTES && name.split('.').all(is_label);
+    let is_address =
+        name.rsplit('.').next().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
+    if is_name && !is_address {
+        Ok(())
+    } else {
+        Err(("the name of a host", "for example \"www.example.org\""))
+    }
+}
+
+fn is_authority(host: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.:[]".contains(&byte);
+    !host.is_empty() && host.bytes().all(is_plain)
+}
+
+fn is_email(text: &str) -> bool {
+    let is_plain = |byte: u8| byte.is_ascii_graphic() && !b"<>,;\"".contains(&byte);
+    text.bytes().all(is_plain)
+        && text.split_once('@').is_some_and(|(user, host)| !user.is_empty() && !host.is_empty())
+}
