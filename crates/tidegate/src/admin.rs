@@ -296,16 +296,12 @@ fn write_upstreams(engine: &Engine, text: &mut String) {
 }
 
 fn write_certificates(engine: &Engine, text: &mut String) {
-    let certificates = engine.certificates();
-    if certificates.is_empty() {
-        return;
-    }
     let name = "tidegate_certificate_not_after_seconds";
     let _ = writeln!(
         text,
         "# HELP {name} When a certificate ends to be valid, in seconds since 1970.\n# TYPE {name} gauge"
     );
-    for certificate in &certificates {
+    for certificate in engine.certificates() {
         let label = escape_label(&certificate.certificate);
         let _ = writeln!(text, "{name}{{certificate=\"{label}\"}} {}", certificate.not_after_s);
     }

@@ -77,11 +77,11 @@ struct Plan {
 
 impl Acme {
     /// Makes the folder, and shows clients the certificates that are in it already.
-    pub(crate) fn new(acme: Option<&AcmeSettings>, settings: &Settings) -> io::Result<Arc<Self>> {
+    pub(crate) fn new(wanted: Option<&AcmeSettings>, settings: &Settings) -> io::Result<Arc<Self>> {
         let has = |protocol| settings.listeners.iter().any(|listener| listener.protocol == protocol);
         let ways = [(Way::TlsAlpn, Protocol::Https), (Way::Http, Protocol::Http)];
         let ways = ways.into_iter().filter(|(_, protocol)| has(*protocol)).map(|(way, _)| way).collect();
-        let acme_thread = Arc::new(Self {
+        let acme = Arc::new(Self {
             issued: Arc::default(),
             ways,
             wanted: watch::channel(None).0,
@@ -89,9 +89,8 @@ impl Acme {
             orders: AtomicU64::new(0),
             failures: AtomicU64::new(0),
         });
-        let wanted = acme.map(prepare).transpose()?;
-        acme_thread.apply(wanted);
-        Ok(acme_thread)
+        acme.apply(wanted.map(prepare).transpose()?);
+        Ok(acme)
     }
 
     /// The certificates, for the accelerator.
@@ -186,14 +185,17 @@ impl Acme {
         name: &str,
     ) -> Result<CertificateStatus, String> {
         let Wanted { settings, folder } = wanted;
-        let mut failed = None;
-        for way in &self.ways {
+        let mut failures = Vec::new();
+        let mut is_account_new = false;
+        let mut ways = self.ways.iter().copied();
+        let mut next = ways.next();
+        while let Some(way) = next {
             let outcome = async {
                 let account = match account {
                     Some(account) => account,
                     None => account.insert(order::account(settings, folder).await?),
                 };
-                let pem = order::order(account, name, *way, &self.issued).await?;
+                let pem = order::order(account, name, way, &self.issued).await?;
                 Ok::<_, OrderError>((self.issued.install(name, &pem)?, pem))
             };
             match outcome.await {
@@ -204,24 +206,19 @@ impl Acme {
                     }
                     return Ok(status);
                 }
+                Err(error) if error.is_no_account() && !is_account_new => {
+                    is_account_new = true;
+                    *account = None;
+                    tracing::warn!("acme: the authority does not know the account; another one is opened");
+                    folder.set_account_aside().map_err(|error| error.to_string())?;
+                }
                 Err(error) => {
-                    if error.is_no_account() {
-                        *account = None;
-                        let aside = folder.set_account_aside();
-                        tracing::warn!(
-                            ?aside,
-                            "acme: the authority does not know the account; the next order is made with a new one"
-                        );
-                    }
-                    let goes_on = error.is_of_the_way();
-                    failed.get_or_insert_with(Vec::new).push(error.to_string());
-                    if !goes_on {
-                        break;
-                    }
+                    next = if error.is_of_the_way() { ways.next() } else { None };
+                    failures.push(error.to_string());
                 }
             }
         }
-        Err(failed.unwrap_or_default().join("; "))
+        Err(failures.join("; "))
     }
 
     fn note(&self, name: &str, outcome: Result<CertificateStatus, String>) {

@@ -1,5 +1,6 @@
 //! One order of a certificate, from the account to the chain (RFC 8555 §7).
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -24,6 +25,8 @@ pub(super) enum OrderError {
     Authority(#[from] Error),
     #[error("{0}")]
     Unusable(#[from] CertificateError),
+    #[error("{} has no certificate of an authority: {why}", path.display())]
+    Trust { path: PathBuf, why: String },
     #[error("the account cannot be kept: {0}")]
     Account(std::io::Error),
     #[error("the authority does not look at {name} by {way}")]
@@ -76,7 +79,8 @@ impl Way {
 /// The account that is kept, or a new one.
 pub(super) async fn account(settings: &AcmeSettings, folder: &Folder) -> Result<Account, OrderError> {
     let builder = match &settings.authority {
-        Some(path) => Account::builder_with_root(path)?,
+        Some(path) => Account::builder_with_root(path)
+            .map_err(|error| OrderError::Trust { path: path.clone(), why: reason(&error) })?,
         None => Account::builder()?,
     };
     let contacts: Vec<String> = settings.email.iter().map(|email| format!("mailto:{email}")).collect();
