@@ -51,7 +51,7 @@ pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
 
 fn write_certificates(status: &Value, out: &mut String) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    let left = |at: &Value| at.as_i64().unwrap_or(0) - i64::try_from(now).unwrap_or(0);
+    let left = |at: &Value| at.as_i64().unwrap_or(0).saturating_sub_unsigned(now);
     for certificate in array(&status["certificates"]) {
         let left = left(&certificate["not_after"]);
         let valid = if left > 0 {

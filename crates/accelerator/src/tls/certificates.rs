@@ -146,11 +146,7 @@ pub(crate) fn server_config(
     Ok((Arc::new(config), known))
 }
 
-/// Reads a certificate and its key, which may be in one file.
-pub(super) fn load(
-    certificate: &Certificate,
-    provider: &CryptoProvider,
-) -> Result<CertifiedKey, CertificateError> {
+fn load(certificate: &Certificate, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
     let Certificate { chain: chain_path, key: key_path } = certificate;
     let failed = |what, path: &Path| {
         let path = path.to_owned();
@@ -191,7 +187,7 @@ fn make() -> Result<CertifiedKey, CertificateError> {
     certified(vec![made.cert.der().clone()], key)
 }
 
-/// A certificate that was made here, with its key.
+/// A certificate that came from elsewhere than the settings, with its key.
 pub(super) fn certified(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,

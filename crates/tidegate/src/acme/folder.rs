@@ -28,7 +28,8 @@ impl Folder {
         let path = path.join(authority.replace(':', "_"));
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&path);
         // That a file can be written shows now, and not when a certificate is there to be kept.
-        let written = made.and_then(|()| write(&path.join(".writable"), b""));
+        let probe = path.join(".writable");
+        let written = made.and_then(|()| write(&probe, b"")).and_then(|()| fs::remove_file(&probe));
         written.map_err(|error| {
             io::Error::new(error.kind(), format!("cannot keep certificates in {}: {error}", path.display()))
         })?;

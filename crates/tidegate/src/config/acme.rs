@@ -9,7 +9,7 @@ use crate::acme::AcmeSettings;
 /// RFC 1035 §2.3.4.
 const MAX_NAME_BYTES: usize = 253;
 const MAX_LABEL_BYTES: usize = 63;
-/// As many as are ordered in a day at the pace of one after the other.
+/// Each is an order of its own, one after the other.
 const MAX_NAMES: usize = 1000;
 
 pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Option<AcmeSettings> {
@@ -21,7 +21,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Option<AcmeSettin
         report.error(offset, message, None);
     }
     let mut known: Vec<String> = Vec::with_capacity(names.len());
-    for name in names {
+    for name in names.into_iter().take(MAX_NAMES) {
         let text = &name.value;
         if let Err((expected, hint)) = check_name(text) {
             report.error(
