@@ -1,8 +1,9 @@
-//! Certificates that sign themselves, and clients that trust them.
+//! Certificates that sign themselves or each other, and clients that trust them.
 
 use std::path::Path;
 use std::sync::Arc;
 
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::ClientConfig;
 use rustls::RootCertStore;
 use rustls::crypto::ring;
@@ -23,6 +24,38 @@ impl Certificate {
         Self { chain: made.cert.pem(), key: made.signing_key.serialize_pem(), der: made.cert.der().clone() }
     }
 
+    /// One that may sign others.
+    pub fn authority() -> Self {
+        Self::alone(&[])
+    }
+
+    /// One for these names that says of itself, as many tools write it, that it may sign others.
+    pub fn alone(names: &[&str]) -> Self {
+        let key = KeyPair::generate().unwrap();
+        let made = params(names, true).self_signed(&key).unwrap();
+        Self { chain: made.pem(), key: key.serialize_pem(), der: made.der().clone() }
+    }
+
+    /// One for these names that this one has signed.
+    pub fn sign(&self, names: &[&str]) -> Self {
+        let issuer = Issuer::new(params(&[], true), KeyPair::from_pem(&self.key).unwrap());
+        let key = KeyPair::generate().unwrap();
+        let made = params(names, false).signed_by(&key, &issuer).unwrap();
+        Self { chain: made.pem(), key: key.serialize_pem(), der: made.der().clone() }
+    }
+
+    pub(crate) fn chain(&self) -> &str {
+        &self.chain
+    }
+
+    pub(crate) fn key(&self) -> &str {
+        &self.key
+    }
+
+    pub(crate) fn der(&self) -> &CertificateDer<'static> {
+        &self.der
+    }
+
     /// Writes `NAME.crt` and `NAME.key` into a directory.
     pub fn write(&self, directory: &Path, name: &str) {
         std::fs::write(directory.join(format!("{name}.crt")), &self.chain).unwrap();
@@ -41,4 +74,11 @@ impl Certificate {
         config.alpn_protocols = vec![protocol.to_vec()];
         Arc::new(config)
     }
+}
+
+fn params(names: &[&str], may_sign: bool) -> CertificateParams {
+    let mut params =
+        CertificateParams::new(names.iter().map(ToString::to_string).collect::<Vec<_>>()).unwrap();
+    params.is_ca = if may_sign { IsCa::Ca(BasicConstraints::Unconstrained) } else { IsCa::NoCa };
+    params
 }

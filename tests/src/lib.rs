@@ -15,6 +15,7 @@ mod ports;
 mod process;
 mod server;
 mod site;
+mod tls_door;
 
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,7 @@ pub use ports::free_port;
 pub use process::Process;
 pub use server::{Builder, Tidegate};
 pub use site::Site;
+pub use tls_door::{DoorManners, TlsDoor};
 
 /// How long a test waits for what must happen: far more than it takes, so that a busy machine fails no test.
 pub const PATIENCE: Duration = Duration::from_secs(30);

@@ -298,7 +298,11 @@ fn clients_that_are_kept_out_lose_their_connection() {
         assert_eq!(client.get("/refuse").await.0.status(), 503);
         assert_eq!(client.get("/").await.0.status(), 200);
     });
-    assert_eq!(origin.count(), 6, "the first request of each, and one of the proxy's and of the last client's");
+    assert_eq!(
+        origin.count(),
+        6,
+        "the first request of each, and one of the proxy's and of the last client's"
+    );
 }
 
 #[test]

@@ -31,4 +31,4 @@ pub use service::plan::PlanError;
 pub use static_files::content_type;
 pub use telemetry::latency::Histogram;
 pub use telemetry::metrics;
-pub use upstream::UpstreamStatus;
+pub use upstream::{GroupError, UpstreamStatus};

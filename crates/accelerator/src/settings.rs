@@ -6,13 +6,17 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustls::pki_types::ServerName;
 use tidegate_core::IpPrefix;
 use tidegate_core::hooks::ChainSource;
 use tidegate_http::HeadLimits;
 use tidegate_http::normalize::Personality;
 
 use crate::data_core::admission::Admission;
-use crate::tls::Issued;
+use crate::tls::{CertificateError, Issued, Trust};
+
+/// What URLs with `https` mean without a port (RFC 9110 §4.2.2).
+pub const HTTPS_PORT: u16 = 443;
 
 /// Everything the engine is started with.
 #[derive(Clone, Debug)]
@@ -110,8 +114,19 @@ pub struct Certificate {
 pub enum ServerAddress {
     /// By TCP.
     Ip(SocketAddr),
+    /// By TLS over TCP.
+    Tls(TlsServer),
     /// By a socket of the file system.
     Unix(PathBuf),
+}
+
+/// A server that is spoken to by TLS (RFC 8446).
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+pub struct TlsServer {
+    /// Where it is.
+    pub address: SocketAddr,
+    /// The name, or the address, that its certificate has to be for; a name is what it is asked for, too (RFC 6066 §3).
+    pub name: ServerName<'static>,
 }
 
 impl ServerAddress {
@@ -119,7 +134,27 @@ impl ServerAddress {
     pub(crate) fn host(&self) -> String {
         match self {
             Self::Ip(address) => address.to_string(),
+            Self::Tls(server) => server.host(),
             Self::Unix(_) => "localhost".to_owned(),
+        }
+    }
+}
+
+impl TlsServer {
+    /// A server at this address whose certificate is for `name`, a host or an address; `None`: it is neither.
+    pub fn new(address: SocketAddr, name: &str) -> Option<Self> {
+        let name = ServerName::try_from(name.to_ascii_lowercase()).ok()?;
+        Some(Self { address, name })
+    }
+
+    fn host(&self) -> String {
+        let name = match &self.name {
+            ServerName::DnsName(name) => name.as_ref(),
+            _ => return self.address.to_string(),
+        };
+        match self.address.port() {
+            HTTPS_PORT => name.to_owned(),
+            port => format!("{name}:{port}"),
         }
     }
 }
@@ -134,6 +169,7 @@ impl fmt::Display for ServerAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Ip(address) => address.fmt(f),
+            Self::Tls(server) => write!(f, "https://{}", server.address),
             Self::Unix(path) => write!(f, "unix:{}", path.display()),
         }
     }
@@ -168,6 +204,25 @@ pub struct Upstream {
     pub fail_timeout: Duration,
     /// Active health check, if any.
     pub health_check: Option<HealthCheck>,
+    /// How servers that are spoken to by TLS are known, and know us.
+    pub tls: UpstreamTls,
+}
+
+/// How servers that are spoken to by TLS are known, and know us.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct UpstreamTls {
+    /// Whether their certificates are looked at: without, whoever is on the way can be the server.
+    pub verify: bool,
+    /// A PEM file with certificates that theirs are signed with, or with theirs; `None`: those that the system trusts.
+    pub authority: Option<PathBuf>,
+    /// What we are known by, where servers want to know that.
+    pub certificate: Option<Certificate>,
+}
+
+impl Default for UpstreamTls {
+    fn default() -> Self {
+        Self { verify: true, authority: None, certificate: None }
+    }
 }
 
 /// A periodic request that decides whether a server gets traffic.
@@ -438,6 +493,13 @@ impl Upstream {
             max_failures: 3,
             fail_timeout: Duration::from_secs(10),
             health_check: None,
+            tls: UpstreamTls::default(),
         }
+    }
+
+    /// Reads how servers with TLS are known, if there are any.
+    pub fn trust(&self) -> Result<Option<Trust>, CertificateError> {
+        let is_wanted = self.servers.iter().any(|server| matches!(server, ServerAddress::Tls(_)));
+        is_wanted.then(|| Trust::new(&self.tls)).transpose()
     }
 }

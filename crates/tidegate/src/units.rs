@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use tidegate_accelerator::settings::ServerAddress;
+use tidegate_accelerator::settings::{HTTPS_PORT, ServerAddress, TlsServer};
 
 /// `10s`, `500ms`, `10m`, `1h`, `2d`.
 pub(crate) fn duration(text: &str) -> Result<Duration, String> {
@@ -94,11 +94,12 @@ impl std::fmt::Display for ServerError {
 }
 
 /// What [`upstream`] reads.
-pub(crate) const UPSTREAM: &str = "HOST:PORT, http://HOST:PORT or unix:/PATH";
+pub(crate) const UPSTREAM: &str = "HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH";
+const HTTP_PORT: u16 = 80;
 /// Bytes of a socket's path (`sun_path`, unix(7)), without the zero that ends it.
 const SOCKET_PATH_BYTES: usize = 107;
 
-/// What [`server`] reads, or `unix:/run/app.sock`, a socket of the file system.
+/// What [`server`] reads, the same with `https://`, or `unix:/run/app.sock`, a socket of the file system.
 pub(crate) fn upstream(text: &str) -> Result<Vec<ServerAddress>, ServerError> {
     use ServerError::Syntax;
     if let Some(path) = text.strip_prefix("unix:") {
@@ -112,21 +113,30 @@ pub(crate) fn upstream(text: &str) -> Result<Vec<ServerAddress>, ServerError> {
             _ => Ok(vec![ServerAddress::Unix(path.into())]),
         };
     }
-    if text.starts_with("https://") {
-        return Err(Syntax(format!("expected {UPSTREAM}: upstreams are reached by http only, not {text:?}")));
-    }
-    match server(text) {
-        Ok(addresses) => Ok(addresses.into_iter().map(Into::into).collect()),
-        Err(Syntax(_)) => Err(Syntax(format!("expected {UPSTREAM} without a path of a URL, not {text:?}"))),
-        Err(error) => Err(error),
-    }
+    let expected = || Syntax(format!("expected {UPSTREAM} without a path of a URL, not {text:?}"));
+    let Some(encrypted) = text.strip_prefix("https://") else {
+        return match server(text) {
+            Ok(addresses) => Ok(addresses.into_iter().map(Into::into).collect()),
+            Err(Syntax(_)) => Err(expected()),
+            Err(error) => Err(error),
+        };
+    };
+    let (host, port) = host_and_port(encrypted, HTTPS_PORT).ok_or_else(expected)?;
+    let server = |address| TlsServer::new(address, host).map(ServerAddress::Tls).ok_or_else(expected);
+    resolve(host, port)?.into_iter().map(server).collect()
 }
 
 /// `127.0.0.1:9000`, `app.internal:9000` or `http://127.0.0.1:9000`, resolved: every address of the name, once.
 pub(crate) fn server(text: &str) -> Result<Vec<SocketAddr>, ServerError> {
-    use ServerError::{Resolve, Syntax};
+    use ServerError::Syntax;
     let expected = || Syntax(format!("expected HOST:PORT or http://HOST:PORT without a path, not {text:?}"));
-    let (host, port) = host_and_port(text.strip_prefix("http://").unwrap_or(text)).ok_or_else(expected)?;
+    let (host, port) =
+        host_and_port(text.strip_prefix("http://").unwrap_or(text), HTTP_PORT).ok_or_else(expected)?;
+    resolve(host, port)
+}
+
+fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ServerError> {
+    use ServerError::Resolve;
     let unresolved = |error| Resolve(format!("cannot resolve {host:?}: {error}"));
     let resolved = (host, port).to_socket_addrs().map_err(unresolved)?;
     let mut addresses: Vec<SocketAddr> = Vec::new();
@@ -139,7 +149,7 @@ pub(crate) fn server(text: &str) -> Result<Vec<SocketAddr>, ServerError> {
 }
 
 /// `name`, `name:80`, `[::1]:80`, with or without a slash at the end.
-fn host_and_port(text: &str) -> Option<(&str, u16)> {
+fn host_and_port(text: &str, default_port: u16) -> Option<(&str, u16)> {
     let text = text.strip_suffix('/').unwrap_or(text);
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {
@@ -156,7 +166,7 @@ fn host_and_port(text: &str) -> Option<(&str, u16)> {
     if host.is_empty() || !host.bytes().all(is_name) {
         return None;
     }
-    match port.map_or(Some(80), |port| port.parse().ok())? {
+    match port.map_or(Some(default_port), |port| port.parse().ok())? {
         0 => None,
         port => Some((host, port)),
     }
@@ -191,6 +201,13 @@ mod tests {
             assert_eq!(server(text), Ok(vec!["127.0.0.1:9000".parse().unwrap()]), "{text}");
         }
         assert_eq!(server("[::1]"), Ok(vec!["[::1]:80".parse().unwrap()]));
+        for (text, address, name) in [
+            ("https://127.0.0.1", "127.0.0.1:443", "127.0.0.1"),
+            ("https://[::1]:8443/", "[::1]:8443", "::1"),
+        ] {
+            let server = TlsServer::new(address.parse().unwrap(), name).unwrap();
+            assert_eq!(upstream(text), Ok(vec![ServerAddress::Tls(server)]), "{text}");
+        }
     }
 
     #[test]

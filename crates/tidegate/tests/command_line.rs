@@ -489,8 +489,8 @@ fn usage_errors_are_one_line_with_a_hint_and_exit_code_2() {
         ),
         (&["run", "--listen", "8080"], "error: --listen: expected ADDRESS:PORT or :PORT, not \"8080\""),
         (
-            &["run", "--listen", ":0", "--upstream", "https://a"],
-            "error: --upstream: expected HOST:PORT, http://HOST:PORT or unix:/PATH: upstreams are reached by http only, not \"https://a\"",
+            &["run", "--listen", ":0", "--upstream", "https://a/b"],
+            "error: --upstream: expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH without a path of a URL, not \"https://a/b\"",
         ),
         (
             &["cache", "purge", "nonsense"],

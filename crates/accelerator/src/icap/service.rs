@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::icap::link::{Heard, Link};
 use crate::icap::{Failure, Reviewed, ServiceTag, concerns};
 use crate::settings::{IcapService, IcapSubject};
-use crate::upstream::{Permit, Permits, Stream, UpstreamError, send_all};
+use crate::upstream::{self, Permit, Permits, Stream, UpstreamError, send_all};
 
 /// Failures in a row after which a service is not asked for a while.
 const MAX_FAILURES: u32 = 3;
@@ -197,11 +197,8 @@ impl Service {
     pub(crate) fn take_idle(&self) -> Option<Stream> {
         let mut idle = self.idle.borrow_mut();
         while let Some((stream, since)) = idle.pop() {
-            let mut byte = [0; 1];
-            let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
             // Nothing may have come, not even an end.
-            let is_silent = rustix::net::recv(&stream, &mut byte, flags) == Err(rustix::io::Errno::AGAIN);
-            if since.elapsed() <= IDLE && is_silent {
+            if since.elapsed() <= IDLE && matches!(stream.listen(), upstream::Heard::Silence) {
                 return Some(stream);
             }
         }
@@ -210,7 +207,7 @@ impl Service {
 
     pub(crate) async fn connect(&self) -> Result<Stream, Failure> {
         let address = self.settings.address.into();
-        let attempt = tokio::time::timeout(self.settings.timeout, Stream::connect(&address)).await;
+        let attempt = tokio::time::timeout(self.settings.timeout, Stream::connect(&address, None)).await;
         let stream = attempt.map_err(|_| Failure::Connection(UpstreamError::ConnectTimeout))?;
         stream.map_err(|error| Failure::Connection(UpstreamError::Connect(error)))
     }

@@ -23,7 +23,7 @@ use crate::settings::{
 };
 use crate::static_files::serve::{Root, RootPlace};
 use crate::tls::{self, CertificateError, CertificateStatus, Issued};
-use crate::upstream::Groups;
+use crate::upstream::{GroupError, Groups};
 
 /// All cookies of a request. Clients send one field of them (RFC 6265 §5.4); servers join several, and so must rules.
 pub(crate) fn cookies<'a>(fields: &Fields<'a>) -> Option<Cow<'a, [u8]>> {
@@ -68,6 +68,9 @@ pub enum PlanError {
     /// A certificate cannot be used.
     #[error(transparent)]
     Certificate(#[from] CertificateError),
+    /// How the servers of an upstream are known cannot be used.
+    #[error(transparent)]
+    Upstream(#[from] GroupError),
 }
 
 /// What answers a request.
@@ -176,7 +179,7 @@ impl Plan {
             certificates: certificates.unwrap_or_default(),
             issued: Arc::clone(&settings.issued),
             secure_port: settings.https_only.then(|| secure_port(&settings.listeners)),
-            groups: Arc::new(Groups::new(&settings.upstreams, before)),
+            groups: Arc::new(Groups::new(&settings.upstreams, before)?),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store, compression.as_ref())?,
             compression,

@@ -62,6 +62,9 @@ pub enum CertificateError {
         /// Why not.
         why: String,
     },
+    /// The system has no certificates of authorities that servers' could be signed with.
+    #[error("this host trusts no certificate authority: there is none of its certificates here")]
+    NoAuthorities,
     /// There is no certificate in the settings, and none could be made.
     #[error("cannot make a certificate: {0}")]
     Make(String),
@@ -74,13 +77,13 @@ impl CertificateError {
             Self::File { path, .. } | Self::Unusable { path, .. } => Some(path),
             Self::Empty(path) | Self::Nameless(path) => Some(path),
             Self::Mismatch { key, .. } => Some(key),
-            Self::Issued { .. } | Self::Make(_) => None,
+            Self::Issued { .. } | Self::NoAuthorities | Self::Make(_) => None,
         }
     }
 
     /// Whether the file may be there, and readable, on another host.
     pub fn is_of_this_host(&self) -> bool {
-        matches!(self, Self::File { source: PemError::Io(_), .. })
+        matches!(self, Self::File { source: PemError::Io(_), .. } | Self::NoAuthorities)
     }
 }
 
@@ -146,7 +149,10 @@ pub(crate) fn server_config(
     Ok((Arc::new(config), known))
 }
 
-fn load(certificate: &Certificate, provider: &CryptoProvider) -> Result<CertifiedKey, CertificateError> {
+pub(super) fn load(
+    certificate: &Certificate,
+    provider: &CryptoProvider,
+) -> Result<CertifiedKey, CertificateError> {
     let Certificate { chain: chain_path, key: key_path } = certificate;
     let failed = |what, path: &Path| {
         let path = path.to_owned();

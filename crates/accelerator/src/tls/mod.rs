@@ -1,8 +1,10 @@
-//! TLS on a client's connection (RFC 8446, RFC 5246): between its socket and whoever speaks HTTP on it.
+//! TLS (RFC 8446, RFC 5246) on a client's connection, between its socket and whoever speaks HTTP on it; and whom we trust
+//! on connections to servers.
 
 mod certificates;
 mod issued;
 mod records;
+mod trust;
 
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::net::TcpStream;
@@ -17,6 +19,7 @@ pub use certificates::{CertificateError, CertificateStatus, check};
 use issued::ALPN_CHALLENGE;
 pub use issued::{Issued, Proving};
 use records::Records;
+pub use trust::Trust;
 
 /// HTTP/2 and HTTP/1.1, as clients name them in the handshake (RFC 7301).
 pub(crate) const ALPN_HTTP2: &[u8] = b"h2";

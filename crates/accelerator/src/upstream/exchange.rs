@@ -10,7 +10,6 @@ use tidegate_http::forward::upgrade_protocols;
 use tidegate_http::{
     BodyFraming, FieldId, Fields, HeadLimits, Method, ParsedResponse, Progress, ResponseHead, ResponseParser,
 };
-use tokio::io::Interest;
 use tokio::time::Instant;
 
 use crate::upstream::upload::{RequestBody, Upload, send_all};
@@ -289,12 +288,6 @@ pub(super) fn new_parser(method: Method) -> ResponseParser {
     parser
 }
 
-/// Tells the reactor that a read has taken all there was, so that the next one waits without asking the kernel first:
-/// edge-triggered readiness means that a byte more is an event of its own (epoll(7)).
-fn note_drained(stream: &Stream) {
-    let _ = stream.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
-}
-
 /// Appends what arrives; 0 at the end of the stream.
 pub(crate) async fn read_more(
     stream: &Stream,
@@ -321,7 +314,7 @@ async fn read_when_ready(
         match read() {
             Ok((length, is_drained)) => {
                 if length > 0 && is_drained {
-                    note_drained(stream);
+                    stream.note_drained();
                 }
                 return Ok(length);
             }

@@ -5,6 +5,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::data_core::clock::monotonic_ms;
 use crate::settings::{Balance, ServerAddress, Upstream};
+use crate::tls::{CertificateError, Trust};
 use crate::upstream::{OutgoingRequest, UpstreamError};
 
 /// The state of one upstream server.
@@ -32,6 +33,16 @@ pub struct UpstreamStatus {
     pub last_error: Option<String>,
 }
 
+/// A group whose servers could not be told from others.
+#[derive(Debug, thiserror::Error)]
+#[error("upstream {name}: {source}")]
+pub struct GroupError {
+    /// The group's name.
+    pub name: String,
+    /// What is wrong with its certificates.
+    pub source: CertificateError,
+}
+
 /// All groups, shared by all data cores.
 pub(crate) struct Groups {
     start_ms: u64,
@@ -42,6 +53,8 @@ pub(crate) struct Groups {
 pub(crate) struct Group {
     pub settings: Upstream,
     pub servers: Vec<Arc<Server>>,
+    /// Which servers with TLS are believed, if there are any.
+    pub trust: Option<Trust>,
     next: AtomicUsize,
 }
 
@@ -66,9 +79,11 @@ pub(crate) struct Server {
 impl Groups {
     /// With what is known of the servers that were there before, in a group of the same name: those that failed go on
     /// to be out, and what they are still doing counts.
-    pub(crate) fn new(settings: &[Upstream], before: Option<&Self>) -> Self {
+    pub(crate) fn new(settings: &[Upstream], before: Option<&Self>) -> Result<Self, GroupError> {
         let group = |settings: &Upstream| {
-            let same = |group: &&Group| group.settings.name == settings.name;
+            // Those that are to be known by something else are other servers.
+            let same =
+                |group: &&Group| group.settings.name == settings.name && group.settings.tls == settings.tls;
             let mut known = before
                 .and_then(|before| before.iter().find(same))
                 .map_or(vec![], |same| same.servers.clone());
@@ -82,12 +97,14 @@ impl Groups {
                 // Nobody would find out that it is well again.
                 servers.iter().for_each(|server| server.checked_healthy.store(true, Ordering::Relaxed));
             }
-            Group { servers, settings: settings.clone(), next: AtomicUsize::new(0) }
+            let trust =
+                settings.trust().map_err(|source| GroupError { name: settings.name.clone(), source })?;
+            Ok(Group { servers, settings: settings.clone(), trust, next: AtomicUsize::new(0) })
         };
-        Self {
+        Ok(Self {
             start_ms: before.map_or_else(monotonic_ms, |before| before.start_ms),
-            groups: settings.iter().map(group).collect(),
-        }
+            groups: settings.iter().map(group).collect::<Result<_, _>>()?,
+        })
     }
 
     /// What there is for each server, with what `before` had for those of them that it had too.

@@ -7,7 +7,7 @@ use tidegate_http::{BodyFraming, Method};
 
 use crate::settings::HealthCheck;
 use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, exchange};
-use crate::upstream::groups::{Groups, Server};
+use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::pool::connect;
 use crate::upstream::{EmptyBody, UpstreamError};
 
@@ -22,10 +22,9 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
                 let mut interval = tokio::time::interval(check.interval);
                 loop {
                     interval.tick().await;
-                    let Some(server) = groups.get(index).and_then(|group| group.servers.get(server)) else {
-                        return;
-                    };
-                    let result = tokio::time::timeout(check.timeout, ask(server, &check)).await;
+                    let Some(group) = groups.get(index) else { return };
+                    let Some(server) = group.servers.get(server) else { return };
+                    let result = tokio::time::timeout(check.timeout, ask(group, server, &check)).await;
                     match result {
                         Ok(Ok(status)) if check.status.map_or(status < 400, |wanted| status == wanted) => {
                             server.checked(&name, None);
@@ -43,8 +42,8 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
     while checks.join_next().await.is_some() {}
 }
 
-async fn ask(server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError> {
-    let stream = Rc::new(connect(server, check.timeout).await?);
+async fn ask(group: &Group, server: &Server, check: &HealthCheck) -> Result<u16, UpstreamError> {
+    let stream = Rc::new(connect(group, server, check.timeout).await?);
     let host = check.host.clone().unwrap_or_else(|| server.address.host());
     let head = format!(
         "GET {} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: tidegate-health-check\r\nConnection: close\r\n\r\n",

@@ -4,6 +4,7 @@
 //! connections. A request goes through [`Pools::send`], which returns when the response's head is here; the body is
 //! then read from the [`Response`], which gives its connection back to the pool once the body has been read.
 
+mod encrypted;
 mod error;
 mod exchange;
 mod groups;
@@ -18,12 +19,12 @@ mod upload;
 pub(crate) use error::{BodyReadError, UpstreamError};
 pub(crate) use exchange::{Head, OutgoingRequest, read_more};
 pub(crate) use groups::Groups;
-pub use groups::UpstreamStatus;
+pub use groups::{GroupError, UpstreamStatus};
 pub(crate) use health::run_health_checks;
 pub(crate) use permits::{Permit, Permits};
 pub(crate) use pool::Pools;
 pub(crate) use response::{Interim, Response};
-pub(crate) use stream::Stream;
+pub(crate) use stream::{Heard, Stream};
 pub(crate) use upload::{EmptyBody, RequestBody, Upload, send_all};
 
 #[cfg(test)]

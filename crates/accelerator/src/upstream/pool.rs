@@ -14,7 +14,7 @@ use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Recei
 use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::permits::{NoPermit, Permit, Permits};
 use crate::upstream::pipeline::{Outcome, Pipeline};
-use crate::upstream::{RequestBody, Response, Stream, UpstreamError};
+use crate::upstream::{Heard, RequestBody, Response, Stream, UpstreamError};
 
 /// How long connections to a server are used once after it has sent more than it announced.
 const DISTRUST: Duration = Duration::from_secs(60);
@@ -203,7 +203,7 @@ async fn attempt_anew<B: RequestBody>(
     connect_timeout: Duration,
     limits: ExchangeLimits<'_>,
 ) -> Result<Box<Response>, Failed> {
-    let stream = match connect(lease.server(), connect_timeout).await {
+    let stream = match connect(lease.group(), lease.server(), connect_timeout).await {
         Ok(stream) => Rc::new(stream),
         Err(error) => return Err(lease.blame(error, body.is_replayable())),
     };
@@ -238,7 +238,7 @@ impl Pool {
                 idle.clear();
                 return None;
             }
-            match listen(&stream) {
+            match stream.listen() {
                 Heard::Silence => return Some(stream),
                 Heard::End => {}
                 Heard::Surplus => {
@@ -263,25 +263,6 @@ impl Pool {
 
     fn is_distrusted(&self) -> bool {
         self.distrusted_until.get().is_some_and(|until| Instant::now() < until)
-    }
-}
-
-/// What an idle connection has to say.
-enum Heard {
-    Silence,
-    End,
-    /// What follows a response that was thought to be whole (RFC 9112 §9.2).
-    Surplus,
-}
-
-/// The kernel is asked, because the reactor learns of what has arrived only when it is next polled.
-fn listen(stream: &Stream) -> Heard {
-    let mut byte = [0; 1];
-    let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
-    match rustix::net::recv(stream, &mut byte, flags) {
-        Err(rustix::io::Errno::AGAIN) => Heard::Silence,
-        Ok((1.., _)) => Heard::Surplus,
-        _ => Heard::End,
     }
 }
 
@@ -389,7 +370,13 @@ impl Drop for Lease {
     }
 }
 
-pub(crate) async fn connect(server: &Server, timeout: Duration) -> Result<Stream, UpstreamError> {
-    let attempt = tokio::time::timeout(timeout, Stream::connect(&server.address)).await;
+/// Connects to a server of the group.
+pub(crate) async fn connect(
+    group: &Group,
+    server: &Server,
+    timeout: Duration,
+) -> Result<Stream, UpstreamError> {
+    let connection = Stream::connect(&server.address, group.trust.as_ref());
+    let attempt = tokio::time::timeout(timeout, connection).await;
     attempt.map_err(|_| UpstreamError::ConnectTimeout)?.map_err(UpstreamError::of_connecting)
 }

@@ -1,7 +1,8 @@
-//! A connection to a server, by TCP or by a socket of the file system.
+//! A connection to a server: by TCP, with TLS over it or not, or by a socket of the file system.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::Duration;
 
@@ -11,6 +12,8 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::data_core::pacing;
 use crate::settings::ServerAddress;
+use crate::tls::Trust;
+use crate::upstream::encrypted::{Direction, TlsStream};
 
 /// How long until a server whose queue is full is asked again: at first, and at most. Many requests may wait for it at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -19,17 +22,26 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 /// Sends and receives without waiting; whoever has to wait asks when it is ready.
 pub(crate) enum Stream {
     Tcp(TcpStream),
+    Tls(Box<TlsStream>),
     Unix(UnixStream),
 }
 
+/// What a connection that is not used has to say.
+pub(crate) enum Heard {
+    Silence,
+    End,
+    /// What follows a response that was thought to be whole (RFC 9112 §9.2).
+    Surplus,
+}
+
 impl Stream {
-    pub(crate) async fn connect(address: &ServerAddress) -> io::Result<Self> {
+    /// `trust` says which servers with TLS are believed.
+    pub(crate) async fn connect(address: &ServerAddress, trust: Option<&Trust>) -> io::Result<Self> {
         match address {
-            ServerAddress::Ip(address) => {
-                let stream = TcpStream::connect(address).await?;
-                stream.set_nodelay(true)?;
-                pacing::leave_out_within_host(&SockRef::from(&stream), address.ip());
-                Ok(Self::Tcp(stream))
+            ServerAddress::Ip(address) => connect_tcp(*address).await.map(Self::Tcp),
+            ServerAddress::Tls(server) => {
+                let trust = trust.ok_or(io::ErrorKind::Unsupported)?;
+                TlsStream::connect(server, trust).await.map(|stream| Self::Tls(Box::new(stream)))
             }
             ServerAddress::Unix(path) => connect_unix(path).await.map(Self::Unix),
         }
@@ -38,6 +50,7 @@ impl Stream {
     pub(crate) async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
+            Self::Tls(stream) => stream.socket().readable().await,
             Self::Unix(stream) => stream.readable().await,
         }
     }
@@ -45,6 +58,7 @@ impl Stream {
     pub(crate) async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.writable().await,
+            Self::Tls(stream) => stream.socket().writable().await,
             Self::Unix(stream) => stream.writable().await,
         }
     }
@@ -52,6 +66,7 @@ impl Stream {
     pub(crate) fn try_read(&self, bytes: &mut [u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read(bytes),
+            Self::Tls(stream) => stream.try_read(bytes),
             Self::Unix(stream) => stream.try_read(bytes),
         }
     }
@@ -59,6 +74,7 @@ impl Stream {
     pub(super) fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read_buf(buffer),
+            Self::Tls(stream) => stream.try_read_buf(buffer),
             Self::Unix(stream) => stream.try_read_buf(buffer),
         }
     }
@@ -66,18 +82,35 @@ impl Stream {
     pub(crate) fn try_write(&self, bytes: &[u8]) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_write(bytes),
+            Self::Tls(stream) => stream.try_write(bytes),
             Self::Unix(stream) => stream.try_write(bytes),
         }
     }
 
-    pub(super) fn try_io<T>(
-        &self,
-        interest: Interest,
-        operation: impl FnOnce() -> io::Result<T>,
-    ) -> io::Result<T> {
-        match self {
-            Self::Tcp(stream) => stream.try_io(interest, operation),
-            Self::Unix(stream) => stream.try_io(interest, operation),
+    /// Tells the reactor that a read has taken all there was, so that the next one waits without asking the kernel first:
+    /// edge-triggered readiness means that a byte more is an event of its own (epoll(7)).
+    pub(super) fn note_drained(&self) {
+        let drained = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
+        let _ = match self {
+            Self::Tcp(stream) => stream.try_io(Interest::READABLE, drained),
+            // What was read are records that came before: that says nothing of the socket.
+            Self::Tls(_) => return,
+            Self::Unix(stream) => stream.try_io(Interest::READABLE, drained),
+        };
+    }
+
+    /// The kernel is asked, because the reactor learns of what has arrived only when it is next polled.
+    pub(crate) fn listen(&self) -> Heard {
+        let socket = match self {
+            Self::Tcp(stream) => stream.as_fd(),
+            Self::Tls(stream) => return stream.listen(),
+            Self::Unix(stream) => stream.as_fd(),
+        };
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        match rustix::net::recv(socket, &mut [0; 1], flags) {
+            Err(rustix::io::Errno::AGAIN) => Heard::Silence,
+            Ok((1.., _)) => Heard::Surplus,
+            _ => Heard::End,
         }
     }
 
@@ -88,6 +121,10 @@ impl Stream {
                 let (read, write) = stream.split();
                 (Box::new(read), Box::new(write))
             }
+            Self::Tls(stream) => {
+                let direction = Direction(stream);
+                (Box::new(direction), Box::new(direction))
+            }
             Self::Unix(stream) => {
                 let (read, write) = stream.split();
                 (Box::new(read), Box::new(write))
@@ -96,13 +133,12 @@ impl Stream {
     }
 }
 
-impl AsFd for Stream {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Tcp(stream) => stream.as_fd(),
-            Self::Unix(stream) => stream.as_fd(),
-        }
-    }
+/// Requests go out as they are written, and are not paced within the host.
+pub(super) async fn connect_tcp(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    pacing::leave_out_within_host(&SockRef::from(&stream), address.ip());
+    Ok(stream)
 }
 
 /// A socket of the file system does not say when its queue has room again (unix(7)), where TCP tries again by itself.

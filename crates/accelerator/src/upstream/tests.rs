@@ -49,7 +49,7 @@ fn pools(servers: Vec<SocketAddr>, change: impl FnOnce(&mut Upstream)) -> Pools 
     settings.connect_timeout = Duration::from_secs(2);
     settings.response_timeout = Duration::from_secs(2);
     change(&mut settings);
-    Pools::new(Arc::new(Groups::new(&[settings], None)), None)
+    Pools::new(Arc::new(Groups::new(&[settings], None).unwrap()), None)
 }
 
 fn get(head: &[u8]) -> OutgoingRequest<'_> {
@@ -77,9 +77,8 @@ async fn body_of(response: &mut Response) -> Result<Vec<u8>, UpstreamError> {
 #[tokio::test(flavor = "current_thread")]
 async fn a_connection_to_a_server_on_this_host_is_not_paced() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let groups = Groups::new(&[Upstream::new("app", vec![listener.local_addr().unwrap()])], None);
-    let stream = super::pool::connect(&groups.get(0).unwrap().servers[0], Duration::from_secs(2)).await;
-    let control = socket2::SockRef::from(&stream.unwrap()).tcp_congestion().unwrap();
+    let stream = super::stream::connect_tcp(listener.local_addr().unwrap()).await.unwrap();
+    let control = socket2::SockRef::from(&stream).tcp_congestion().unwrap();
     assert!(control.starts_with(b"reno\0"), "{control:?}");
 }
 
@@ -344,7 +343,7 @@ fn round_robin_takes_turns_and_hashing_stays() {
     let addresses: Vec<SocketAddr> = (1..=3).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
     let picks = |balance, hash| {
         let settings = Upstream { balance, ..Upstream::new("app", addresses.clone()) };
-        let groups = Groups::new(&[settings], None);
+        let groups = Groups::new(&[settings], None).unwrap();
         let group = groups.get(0).unwrap();
         let request = OutgoingRequest { hash, ..get(GET) };
         (0..6).map(|_| group.pick(&request, &[], 0).unwrap()).collect::<Vec<_>>()
@@ -375,7 +374,7 @@ fn a_server_that_stays_is_what_it_was_after_a_reload() {
         Upstream { health_check, ..Upstream::new(name, addresses) }
     };
     let first = group("app", &[1, 2, 3], Some(checked.clone()));
-    let groups = Groups::new(std::slice::from_ref(&first), None);
+    let groups = Groups::new(std::slice::from_ref(&first), None).unwrap();
     let server = |groups: &Groups, index: usize| Arc::clone(&groups.get(0).unwrap().servers[index]);
     for _ in 0..first.max_failures {
         server(&groups, 0).failed(&UpstreamError::NoServer, &first, groups.now_ms());
@@ -390,7 +389,8 @@ fn a_server_that_stays_is_what_it_was_after_a_reload() {
             .collect::<Vec<_>>()
     };
     let next = [group("app", &[3, 4, 2, 1], Some(checked)), group("other", &[1], None)];
-    let (again, pools) = (Groups::new(&next, Some(&groups)), groups.carry_over(None, || Rc::new(())));
+    let (again, pools) =
+        (Groups::new(&next, Some(&groups)).unwrap(), groups.carry_over(None, || Rc::new(())));
     let expected = [(3, true, 1), (4, true, 0), (2, false, 0), (1, false, 0), (1, true, 0)]
         .map(|(host, is, n)| (address(host).into(), is, n));
     assert_eq!(healthy(&again), expected);
@@ -400,7 +400,7 @@ fn a_server_that_stays_is_what_it_was_after_a_reload() {
     assert!(is_same(&carried[0][0], 2) && is_same(&carried[0][2], 1) && is_same(&carried[0][3], 0));
     assert!(!pools[0].iter().any(|old| Rc::ptr_eq(old, &carried[0][1]) || Rc::ptr_eq(old, &carried[1][0])));
     // Without a check nobody would find out that it is well again.
-    let unchecked = Groups::new(&[group("app", &[1, 2], None)], Some(&again));
+    let unchecked = Groups::new(&[group("app", &[1, 2], None)], Some(&again)).unwrap();
     assert_eq!(healthy(&unchecked), [(address(1).into(), false, 0), (address(2).into(), true, 0)]);
 }
 
@@ -408,7 +408,7 @@ fn a_server_that_stays_is_what_it_was_after_a_reload() {
 fn hashing_moves_only_the_share_of_a_lost_server() {
     let addresses: Vec<SocketAddr> = (1..=4).map(|port| SocketAddr::from(([127, 0, 0, 1], port))).collect();
     let settings = Upstream { balance: Balance::HashUrl, ..Upstream::new("app", addresses) };
-    let groups = Groups::new(&[settings], None);
+    let groups = Groups::new(&[settings], None).unwrap();
     let group = groups.get(0).unwrap();
     for hash in 0..200 {
         let request = OutgoingRequest { hash, ..get(GET) };

@@ -280,7 +280,8 @@ static UPSTREAM: Section = Section {
             Kind::List { of: &Kind::Server, min: 1 },
             Required,
             "HOST:PORT or http://HOST:PORT, port 80 if there is none; every address that a name resolves to, at the \
-             start and at a reload, becomes a server. Or `unix:/PATH`, a socket of the file system.",
+             start and at a reload, becomes a server. https://HOST:PORT, port 443 if there is none, is spoken to by TLS. Or \
+             `unix:/PATH`, a socket of the file system.",
         ),
         key(
             "require",
@@ -350,6 +351,58 @@ static UPSTREAM: Section = Section {
             Absent("no checks"),
             "Requests that decide whether a server gets traffic: `{ path = \"/health\" }`.",
         ),
+        key(
+            "tls",
+            Kind::Table(&UPSTREAM_TLS),
+            Absent("as its keys say"),
+            "How servers with `https://` are known: `{ authority = \"/etc/tidegate/internal-ca.pem\" }`.",
+        ),
+    ],
+};
+
+static UPSTREAM_TLS: Section = Section {
+    name: "upstream.tls",
+    doc: "How the servers of the group that are spoken to by TLS are known, and what they know us by. One that is not known \
+          gets no requests. TLS 1.2 and 1.3; certificates that were withdrawn are not asked about.",
+    enforced: true,
+    keys: &[
+        key(
+            "name",
+            Kind::Text,
+            Absent("that of the server's URL"),
+            "The host, or the address, that their certificates have to be for; a host is what they are asked for, too \
+             (RFC 6066 §3).",
+        ),
+        key(
+            "authority",
+            Kind::Path,
+            Absent("those that the system trusts"),
+            "A PEM file: certificates that the servers' are signed with. Or the servers' own, if they have signed them \
+             themselves: those are known whatever they say.",
+        ),
+        key(
+            "verify",
+            Kind::Flag,
+            Is("true"),
+            "Whether their certificates are looked at. If not, whoever is on the way can read and change everything.",
+        ),
+        key(
+            "certificate",
+            Kind::Table(&UPSTREAM_CERTIFICATE),
+            Absent("none is shown"),
+            "What servers know us by that ask for that: `{ chain = \"/etc/tidegate/client.pem\", key = \
+             \"/etc/tidegate/client.key\" }`.",
+        ),
+    ],
+};
+
+static UPSTREAM_CERTIFICATE: Section = Section {
+    name: "upstream.tls.certificate",
+    doc: "What the servers of the group know us by. Read again at a reload.",
+    enforced: true,
+    keys: &[
+        key("chain", Kind::Path, Required, "A PEM file: the certificate, then those that it is signed with."),
+        key("key", Kind::Path, Required, "A PEM file: the certificate's private key."),
     ],
 };
 

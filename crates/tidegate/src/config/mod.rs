@@ -123,7 +123,8 @@ pub(crate) fn wrong_keys(loaded: &Loaded) -> Vec<Finding> {
         (!error.is_of_this_host())
             .then(|| loaded.places.finding(&place, &error.to_string(), trickles::KEY_FILE_HINT))?
     });
-    let unusable = loaded.unusable_certificates().filter(|(error, _)| !error.is_of_this_host());
+    let unusable = loaded.unusable_certificates().chain(loaded.unusable_trust());
+    let unusable = unusable.filter(|(error, _)| !error.is_of_this_host());
     wrong.chain(unusable.filter_map(|(_, finding)| finding)).collect()
 }
 
@@ -138,6 +139,29 @@ impl Loaded {
             let finding = self.places.finding(&place, &error.to_string(), certificate_hint(&error));
             (error, finding)
         })
+    }
+
+    /// The groups whose servers cannot be told from others, in the same way.
+    pub(crate) fn unusable_trust(&self) -> impl Iterator<Item = (CertificateError, Option<Finding>)> {
+        self.settings.upstreams.iter().filter_map(|upstream| {
+            let error = upstream.trust().err()?;
+            let finding = self.unusable_trust_of(&upstream.name, &error);
+            Some((error, finding))
+        })
+    }
+
+    /// Why the servers of this group cannot be told from others, at its place in the file.
+    pub(crate) fn unusable_trust_of(&self, name: &str, error: &CertificateError) -> Option<Finding> {
+        let tls =
+            self.settings.upstreams.iter().find(|upstream| upstream.name == name).map(|known| &known.tls)?;
+        let subject = match (error, error.file()) {
+            (CertificateError::NoAuthorities, _) => Subject::Upstream(name.to_owned()),
+            (_, Some(file)) if tls.authority.as_deref() == Some(file) => {
+                Subject::UpstreamTls(name.to_owned(), "authority")
+            }
+            _ => Subject::UpstreamTls(name.to_owned(), "certificate"),
+        };
+        self.places.finding(&subject, &error.to_string(), certificate_hint(error))
     }
 }
 
@@ -170,6 +194,9 @@ pub(crate) fn not_on_this_host(loaded: &Loaded, file: &Path) -> Vec<Finding> {
     }
     for (error, _) in loaded.unusable_certificates().filter(|(error, _)| error.is_of_this_host()) {
         find(format!("certificate: {error}"), certificate_hint(&error));
+    }
+    for (error, _) in loaded.unusable_trust().filter(|(error, _)| error.is_of_this_host()) {
+        find(format!("upstream.tls: {error}"), certificate_hint(&error));
     }
     let log = loaded.settings.access_log.as_ref().and_then(|log| log.path.as_deref());
     if let Some(folder) = log.and_then(Path::parent).filter(|folder| !folder.as_os_str().is_empty())

@@ -24,6 +24,8 @@ pub(crate) enum Subject {
     Listener(SocketAddr),
     /// `upstream.servers` of the group with this name.
     Upstream(String),
+    /// `upstream.tls.authority`, `upstream.tls.certificate` of the group with this name.
+    UpstreamTls(String, &'static str),
     /// `certificate.chain`, `certificate.key`: the files of the certificate with this number.
     Certificate(usize, &'static str),
     /// What a Trickles listener at this address has under this key: another listener may have the same address.
@@ -72,6 +74,7 @@ impl Subject {
         match self {
             Self::Listener(_) => "listen.address".into(),
             Self::Upstream(_) => "upstream.servers".into(),
+            Self::UpstreamTls(_, key) => format!("upstream.tls.{key}"),
             Self::Certificate(_, key) => format!("certificate.{key}"),
             Self::Trickles(_, key) => format!("listen.{}", key.name()),
             Self::Key(key) => key.clone().into_owned(),
@@ -98,9 +101,15 @@ impl Places {
             }
         }
         for section in file.tables("upstream") {
-            if let Some(name) = section.text("name") {
-                note(Subject::Upstream(name), section, "servers");
+            let Some(name) = section.text("name") else { continue };
+            for (key, tls) in
+                ["authority", "certificate"].into_iter().zip(std::iter::repeat(section.table("tls")))
+            {
+                if let Some(tls) = tls {
+                    note(Subject::UpstreamTls(name.clone(), key), tls, key);
+                }
             }
+            note(Subject::Upstream(name), section, "servers");
         }
         for (number, section) in file.tables("certificate").iter().enumerate() {
             for key in ["chain", "key"] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use tidegate_accelerator::settings::{
     AccessLog, Balance, Cache, Certificate, Coding, Compression, HealthCheck, Limits, Listener, LogFormat,
-    Protocol, Route, Settings, Target, Upstream,
+    Protocol, Route, ServerAddress, Settings, Target, TlsServer, Upstream, UpstreamTls,
 };
 use tidegate_dhttp::ports::ClientPorts;
 use tidegate_http::normalize::{Personality, normalize};
@@ -258,9 +258,11 @@ fn certificates(file: &Values, report: &mut Report<'_>) -> Vec<Certificate> {
         }
         _ => {}
     }
-    let certificate =
-        |section: &Values| Some(Certificate { chain: section.path("chain")?, key: section.path("key")? });
     sections.iter().filter_map(certificate).collect()
+}
+
+fn certificate(section: &Values) -> Option<Certificate> {
+    Some(Certificate { chain: section.path("chain")?, key: section.path("key")? })
 }
 
 /// DHTTP §IV-C: servers and clients share no port. An error has a hint.
@@ -306,6 +308,8 @@ fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream
             }
         }
     }
+    let tls =
+        section.table("tls").map_or_else(UpstreamTls::default, |tls| upstream_tls(tls, &mut servers, report));
     let mut known = HashSet::new();
     if let Some(twice) = servers.iter().find(|server| !known.insert(*server)) {
         let offset = section.offset_of("servers").unwrap_or(section.offset);
@@ -342,7 +346,36 @@ fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream
             .unwrap_or(defaults.max_failures),
         fail_timeout: section.duration("fail_timeout").unwrap_or(defaults.fail_timeout),
         health_check: section.table("health_check").and_then(health_check),
+        tls,
         ..defaults
+    }
+}
+
+/// A name that is wished for takes the place of the servers' own.
+fn upstream_tls(section: &Values, servers: &mut [ServerAddress], report: &mut Report<'_>) -> UpstreamTls {
+    let is_tls = |server: &ServerAddress| matches!(server, ServerAddress::Tls(_));
+    let has_any = ["name", "authority", "certificate"].iter().any(|key| section.has(key));
+    if (has_any || section.flag("verify") == Some(false)) && !servers.iter().any(is_tls) {
+        report.warn(section.offset, "upstream.tls: none of the servers has `https://`".into());
+    }
+    if let (Some(name), Some(offset)) = (section.text("name"), section.offset_of("name")) {
+        for server in servers {
+            let ServerAddress::Tls(known) = server else { continue };
+            match TlsServer::new(known.address, &name) {
+                Some(named) => *known = named,
+                None => {
+                    let message = format!("upstream.tls.name: expected a host or an address, not {name:?}");
+                    report.error(offset, message, Some("for example \"app.example.org\"".into()));
+                    break;
+                }
+            }
+        }
+    }
+    let certificate = section.table("certificate").and_then(certificate);
+    UpstreamTls {
+        verify: section.flag("verify") != Some(false),
+        authority: section.path("authority"),
+        certificate,
     }
 }
 

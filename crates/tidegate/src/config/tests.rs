@@ -1,5 +1,5 @@
 use proptest::prelude::*;
-use tidegate_accelerator::settings::{Cache, Limits, Upstream};
+use tidegate_accelerator::settings::{Cache, Limits, ServerAddress, TlsServer, Upstream};
 
 mod documents;
 mod samples;
@@ -35,7 +35,7 @@ protocol = \"htps\"
 
 [[upstream]]
 name = \"app\"
-servers = [\"127.0.0.1:9000\", \"https://127.0.0.1\", 7]
+servers = [\"127.0.0.1:9000\", \"https://127.0.0.1/app\", 7]
 ballance = \"round-robin\"
 max_connections = 0
 
@@ -68,12 +68,12 @@ source = \"10.1.1.0/40\"
          defence, classifier, exempt, filter, icap, gate, adapt, stress",
         "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
         "t.toml:7:12: listen.protocol: expected \"http\", \"https\", \"dhttp\" or \"trickles\", not \"htps\"",
-        "t.toml:11:30: upstream.servers: expected HOST:PORT, http://HOST:PORT or unix:/PATH: upstreams are reached by http only, \
-         not \"https://127.0.0.1\"",
-        "t.toml:11:51: upstream.servers: expected HOST:PORT, http://HOST:PORT or unix:/PATH, not 7",
+        "t.toml:11:30: upstream.servers: expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or \
+         unix:/PATH without a path of a URL, not \"https://127.0.0.1/app\"",
+        "t.toml:11:55: upstream.servers: expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH, not 7",
         "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, \
          connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, pipeline, \
-         pipeline_timeout, max_failures, fail_timeout, health_check; did you mean \"balance\"?",
+         pipeline_timeout, max_failures, fail_timeout, health_check, tls; did you mean \"balance\"?",
         "t.toml:13:19: upstream.max_connections: expected an integer from 1 to 65535, not 0",
         "t.toml:15:1: route: missing upstream or root, expected one of them",
         "t.toml:19:12: route.upstream: there is no [[upstream]] named \"ap\"; did you mean \"app\"?",
@@ -330,7 +330,7 @@ fn what_is_open_or_lacks_quotes_within_a_list_is_named() {
     for (lines, wanted) in [
         (
             "name = \"a\"\nservers = [\"127.0.0.1:1\", 127.0.0.1:2]",
-            "t.toml:3:32: upstream.servers: expected HOST:PORT, http://HOST:PORT or unix:/PATH, not 127.0.0.1:2; put the value \
+            "t.toml:3:32: upstream.servers: expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH, not 127.0.0.1:2; put the value \
              in \"quotes\"",
         ),
         (
@@ -616,6 +616,17 @@ fn names_alone_that_exempt_everybody_are_warned_of() {
 fn the_filter_police_knows_the_names_that_a_file_may_begin_with() {
     let names: Vec<_> = FILE.keys.iter().map(|key| key.name).collect();
     assert_eq!(tidegate_conditioning::policy::TOP_LEVEL, names);
+}
+
+#[test]
+fn name_of_the_servers_certificates_takes_the_place_of_theirs() {
+    let text = "[[listen]]\naddress = \"127.0.0.1:1\"\n[[upstream]]\nname = \"app\"\nservers = [\"https://127.0.0.1:2\", \
+                \"127.0.0.1:3\"]\ntls = { name = \"APP.example\", verify = false }\n[[route]]\nupstream = \"app\"\n";
+    let upstream = &accepted(text).settings.upstreams[0];
+    let server = TlsServer::new("127.0.0.1:2".parse().unwrap(), "app.example").unwrap();
+    let plain = ServerAddress::Ip("127.0.0.1:3".parse().unwrap());
+    assert_eq!(upstream.servers, [ServerAddress::Tls(server), plain]);
+    assert!(!upstream.tls.verify);
 }
 
 #[test]

@@ -7,6 +7,8 @@ use super::super::kind::Kind;
 use super::super::schema;
 use super::{UPSTREAM, accepted, parse};
 
+const TLS_UPSTREAM: &str = "[[upstream]]\nname = \"app\"\nservers = [\"https://127.0.0.1:1\"]\n";
+
 /// A value that differs from the default.
 fn sample(path: &str, kind: Kind) -> String {
     match (path, kind) {
@@ -75,6 +77,8 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "listen" => ("", "address = \"127.0.0.1:1\"\n"),
         "upstream" => ("", "name = \"app\"\nservers = [\"127.0.0.1:1\"]\n"),
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
+        "upstream.tls" => (TLS_UPSTREAM, ""),
+        "upstream.tls.certificate" => (TLS_UPSTREAM, "chain = \"/chain\"\nkey = \"/key\"\n"),
         "route" => ("", "upstream = \"app\"\n"),
         "adapt" => ("", "latency = \"1s\"\n"),
         "log" => ("", "access = \"-\"\n"),

@@ -1,0 +1,162 @@
+//! Which servers we believe to be the ones that we ask, and what we are known by to them.
+
+use std::io;
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::client::WebPkiServerVerifier;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+use super::certificates::{self, CertificateError};
+use super::{ALPN_HTTP1, RECORD_BYTES};
+use crate::settings::{TlsServer, UpstreamTls};
+
+/// How the servers of a group are known, read from its files.
+#[derive(Clone, Debug)]
+pub struct Trust(Arc<ClientConfig>);
+
+impl Trust {
+    /// Reads the files.
+    pub fn new(settings: &UpstreamTls) -> Result<Self, CertificateError> {
+        let provider = Arc::new(ring::default_provider());
+        let of_library = |error: rustls::Error| CertificateError::Make(error.to_string());
+        let known = Known::read(settings)?;
+        let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
+            .with_safe_default_protocol_versions()
+            .map_err(of_library)?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(known));
+        let mut config = match &settings.certificate {
+            None => builder.with_no_client_auth(),
+            Some(certificate) => {
+                let certified = Arc::new(certificates::load(certificate, &provider)?);
+                builder.with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(certified)))
+            }
+        };
+        config.alpn_protocols = vec![ALPN_HTTP1.to_vec()];
+        Ok(Self(Arc::new(config)))
+    }
+
+    /// Our side of a connection to this server.
+    pub(crate) fn client(&self, server: &TlsServer) -> io::Result<ClientConnection> {
+        let client = ClientConnection::new(Arc::clone(&self.0), server.name.clone());
+        let mut client = client.map_err(io::Error::other)?;
+        client.set_buffer_limit(Some(RECORD_BYTES));
+        Ok(client)
+    }
+
+    /// Connects to a server, and waits until both sides know each other. Blocks.
+    pub fn probe(&self, server: &TlsServer, timeout: Duration) -> io::Result<()> {
+        let mut socket = TcpStream::connect_timeout(&server.address, timeout)?;
+        socket.set_read_timeout(Some(timeout))?;
+        socket.set_write_timeout(Some(timeout))?;
+        let mut client = self.client(server)?;
+        while client.is_handshaking() {
+            client.complete_io(&mut socket).map_err(|error| match error.kind() {
+                io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+                _ => error,
+            })?;
+        }
+        client.send_close_notify();
+        // It is no matter to us whether the server learns of it.
+        let _ = client.complete_io(&mut socket);
+        Ok(())
+    }
+}
+
+/// The servers that are known: those with a certificate of an authority that is trusted, and those that are named
+/// themselves.
+#[derive(Debug)]
+struct Known {
+    /// `None`: whoever answers.
+    authorities: Option<Arc<WebPkiServerVerifier>>,
+    /// A server with one of these is known whoever has signed it: the operator has named it.
+    named: Vec<CertificateDer<'static>>,
+    algorithms: WebPkiSupportedAlgorithms,
+}
+
+impl Known {
+    fn read(settings: &UpstreamTls) -> Result<Self, CertificateError> {
+        let provider = ring::default_provider();
+        let algorithms = provider.signature_verification_algorithms;
+        if !settings.verify {
+            return Ok(Self { authorities: None, named: Vec::new(), algorithms });
+        }
+        let mut roots = RootCertStore::empty();
+        let named = match &settings.authority {
+            Some(path) => {
+                let certificates = read(path)?;
+                for certificate in &certificates {
+                    roots
+                        .add(certificate.clone())
+                        .map_err(|source| CertificateError::Unusable { path: path.clone(), source })?;
+                }
+                certificates
+            }
+            None => {
+                // Systems keep some that cannot be read.
+                roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+                Vec::new()
+            }
+        };
+        if roots.is_empty() {
+            return Err(CertificateError::NoAuthorities);
+        }
+        let authorities = WebPkiServerVerifier::builder_with_provider(Arc::new(roots), Arc::new(provider));
+        let authorities = authorities.build().map_err(|error| CertificateError::Make(error.to_string()))?;
+        Ok(Self { authorities: Some(authorities), named, algorithms })
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    let failed = |source| CertificateError::File { what: "a certificate", path: PathBuf::from(path), source };
+    let certificates: Vec<_> =
+        CertificateDer::pem_file_iter(path).map_err(failed)?.collect::<Result<_, _>>().map_err(failed)?;
+    if certificates.is_empty() { Err(CertificateError::Empty(path.to_owned())) } else { Ok(certificates) }
+}
+
+impl ServerCertVerifier for Known {
+    fn verify_server_cert(
+        &self,
+        leaf: &CertificateDer<'_>,
+        above: &[CertificateDer<'_>],
+        name: &ServerName<'_>,
+        ocsp: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        match &self.authorities {
+            Some(authorities) if !self.named.contains(leaf) => {
+                authorities.verify_server_cert(leaf, above, name, ocsp, now)
+            }
+            _ => Ok(ServerCertVerified::assertion()),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.algorithms.supported_schemes()
+    }
+}
