@@ -61,6 +61,9 @@ fn write_certificates(status: &Value, out: &mut String) {
         };
         let _ = writeln!(out, "certificate {}: {valid}", text(&certificate["certificate"]));
     }
+    for ordered in array(&status["acme"]).iter().filter(|ordered| ordered["under_way"] == true) {
+        let _ = writeln!(out, "a certificate for {} is being ordered", text(&ordered["name"]));
+    }
     for ordered in array(&status["acme"]).iter().filter(|ordered| ordered["last_error"].is_string()) {
         let (name, error) = (text(&ordered["name"]), text(&ordered["last_error"]));
         let minutes = left(&ordered["next_order"]).max(0) / 60;

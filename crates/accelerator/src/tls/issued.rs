@@ -4,16 +4,20 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use rcgen::{CertificateParams, CustomExtension, KeyPair};
+use rcgen::{CertificateParams, CustomExtension, DistinguishedName, KeyPair};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::ClientHello;
 use rustls::sign::CertifiedKey;
+use webpki::EndEntityCert;
 
 use super::certificates::{self, CertificateError, CertificateStatus};
 
 /// What an authority names in the handshake by which it looks whether a name is ours (RFC 8737 §3).
 pub(crate) const ALPN_CHALLENGE: &[u8] = b"acme-tls/1";
+/// The longest key with its chain that is taken, in PEM, and the most certificates in one: every handshake sends them.
+const MOST_PEM_BYTES: usize = 128 * 1024;
+const MOST_CERTIFICATES: usize = 10;
 /// A SHA-256.
 const DIGEST_BYTES: usize = 32;
 
@@ -28,13 +32,72 @@ pub struct Issued {
 
 #[derive(Default)]
 struct State {
-    certificates: BTreeMap<String, Issue>,
+    certificates: BTreeMap<String, IssuedCertificate>,
     proofs: HashMap<String, Proof>,
 }
 
-struct Issue {
+/// A certificate with its key that an authority has issued for a name.
+#[derive(Clone, Debug)]
+pub struct IssuedCertificate {
+    name: String,
     certified: Arc<CertifiedKey>,
     status: CertificateStatus,
+}
+
+impl IssuedCertificate {
+    /// Reads a key and its chain in PEM, and makes sure that they are of one pair and for `name`, a host in lower case.
+    pub fn read(name: &str, pem: &[u8]) -> Result<Self, CertificateError> {
+        let unusable =
+            |why: &dyn fmt::Display| CertificateError::Issued { name: name.to_owned(), why: why.to_string() };
+        if pem.len() > MOST_PEM_BYTES {
+            return Err(unusable(&format_args!("it is longer than {} KiB", MOST_PEM_BYTES / 1024)));
+        }
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(pem)
+            .collect::<Result<_, _>>()
+            .map_err(|error| unusable(&error))?;
+        if chain.len() > MOST_CERTIFICATES {
+            return Err(unusable(&format_args!("it comes with more than {MOST_CERTIFICATES} certificates")));
+        }
+        let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| unusable(&error))?;
+        let certified = certificates::certified(chain, key)?;
+        certified.keys_match().map_err(|error| unusable(&error))?;
+        let leaf = certified.cert.first().ok_or_else(|| unusable(&"there is none"))?;
+        let leaf = EndEntityCert::try_from(leaf).map_err(|error| unusable(&error))?;
+        let host = ServerName::try_from(name).map_err(|error| unusable(&error))?;
+        leaf.verify_is_valid_for_subject_name(&host).map_err(|_| unusable(&"it is for other names"))?;
+        let status = certificates::status(name.to_owned(), &certified);
+        let status = status.ok_or_else(|| unusable(&"it is no certificate"))?;
+        if status.not_before_s >= status.not_after_s {
+            return Err(unusable(&"it ends before it begins"));
+        }
+        Ok(Self { name: name.to_owned(), certified: Arc::new(certified), status })
+    }
+
+    /// What is known of it.
+    pub fn status(&self) -> &CertificateStatus {
+        &self.status
+    }
+}
+
+/// What an authority signs, and the key that belongs to it.
+#[derive(Debug)]
+pub struct SigningRequest {
+    /// In PEM; nobody else has it.
+    pub key: String,
+    /// RFC 2986, in DER.
+    pub der: Vec<u8>,
+}
+
+impl SigningRequest {
+    /// For a certificate for this host alone.
+    pub fn new(name: &str) -> Result<Self, CertificateError> {
+        let failed = |error: rcgen::Error| CertificateError::Make(error.to_string());
+        let mut params = CertificateParams::new([name.to_owned()]).map_err(failed)?;
+        params.distinguished_name = DistinguishedName::new();
+        let key = KeyPair::generate().map_err(failed)?;
+        let request = params.serialize_request(&key).map_err(failed)?;
+        Ok(Self { key: key.serialize_pem(), der: request.der().to_vec() })
+    }
 }
 
 struct Proof {
@@ -50,21 +113,9 @@ impl fmt::Debug for Issued {
 }
 
 impl Issued {
-    /// Shows clients that ask for `name`, in lower case, a certificate from now on. `pem` holds its key and its chain.
-    pub fn install(&self, name: &str, pem: &[u8]) -> Result<CertificateStatus, CertificateError> {
-        let unusable =
-            |why: &dyn fmt::Display| CertificateError::Issued { name: name.to_owned(), why: why.to_string() };
-        let chain: Vec<_> = CertificateDer::pem_slice_iter(pem)
-            .collect::<Result<_, _>>()
-            .map_err(|error| unusable(&error))?;
-        let key = PrivateKeyDer::from_pem_slice(pem).map_err(|error| unusable(&error))?;
-        let certified = certificates::certified(chain, key)?;
-        certified.keys_match().map_err(|error| unusable(&error))?;
-        let status = certificates::status(name.to_owned(), &certified);
-        let status = status.ok_or_else(|| unusable(&"it is no certificate"))?;
-        let issue = Issue { certified: Arc::new(certified), status: status.clone() };
-        self.write().certificates.insert(name.to_owned(), issue);
-        Ok(status)
+    /// Shows it from now on to clients that ask for its name.
+    pub fn install(&self, certificate: IssuedCertificate) {
+        self.write().certificates.insert(certificate.name.clone(), certificate);
     }
 
     /// Keeps the certificates of these names only.
@@ -163,4 +214,54 @@ fn challenge_certificate(name: &str, digest: &[u8]) -> Result<CertifiedKey, Cert
     let key =
         PrivateKeyDer::try_from(key.serialize_der()).map_err(|why| CertificateError::Make(why.into()))?;
     certificates::certified(vec![certificate.der().clone()], key)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A key and a certificate for these names, between these years.
+    fn pem(names: &[&str], years: (i32, i32), above: usize) -> String {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(names).unwrap();
+        (params.not_before, params.not_after) =
+            (rcgen::date_time_ymd(years.0, 1, 1), rcgen::date_time_ymd(years.1, 1, 1));
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap().pem();
+        key.serialize_pem() + &certificate.repeat(1 + above)
+    }
+
+    #[test]
+    fn certificate_that_is_not_for_its_name_alone_and_short_is_refused() {
+        let refused = |pem: &str| {
+            IssuedCertificate::read("a.example", pem.as_bytes()).map(|_| ()).unwrap_err().to_string()
+        };
+        let years = (2020, 2040);
+        for (pem, why) in [
+            (pem(&["b.example"], years, 0), "it is for other names"),
+            (pem(&[], years, 0), "it is for other names"),
+            (pem(&["a.example"], years, 10), "it comes with more than 10 certificates"),
+            (pem(&["a.example"], (2040, 2020), 0), "it ends before it begins"),
+            (pem(&["a.example"], years, 0) + &"#".repeat(MOST_PEM_BYTES), "it is longer than 128 KiB"),
+            (String::new(), "no items found"),
+        ] {
+            assert!(refused(&pem).contains(why), "{why}: {}", refused(&pem));
+        }
+        for names in [&["a.example"][..], &["b.example", "A.example"], &["*.example"]] {
+            let read = IssuedCertificate::read("a.example", pem(names, years, 9).as_bytes()).unwrap();
+            assert_eq!(read.status().certificate, "a.example");
+        }
+        // Of two orders, the key of one and the certificate of the other.
+        let [first, second] = [(); 2].map(|()| pem(&["a.example"], years, 0));
+        let end = |pem: &str| pem.find("-----BEGIN CERTIFICATE").unwrap();
+        let mixed = first[..end(&first)].to_owned() + &second[end(&second)..];
+        assert!(IssuedCertificate::read("a.example", mixed.as_bytes()).is_err());
+    }
+
+    #[test]
+    fn signing_request_is_for_the_name_and_its_key_is_new() {
+        let [first, second] = [(); 2].map(|()| SigningRequest::new("a.example").unwrap());
+        assert!(first.key != second.key && first.der.windows(9).any(|part| part == b"a.example"));
+        assert!(SigningRequest::new("a.ex\u{e4}mple").is_err());
+    }
 }

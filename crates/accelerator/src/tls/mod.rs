@@ -17,7 +17,7 @@ use rustls::{ServerConfig, ServerConnection};
 pub(crate) use certificates::server_config;
 pub use certificates::{CertificateError, CertificateStatus, check};
 use issued::ALPN_CHALLENGE;
-pub use issued::{Issued, Proving};
+pub use issued::{Issued, IssuedCertificate, Proving, SigningRequest};
 use records::Records;
 pub use trust::Trust;
 

@@ -43,6 +43,11 @@ impl Trust {
         Ok(Self(Arc::new(config)))
     }
 
+    /// For who connects by a library of its own.
+    pub fn config(&self) -> Arc<ClientConfig> {
+        Arc::clone(&self.0)
+    }
+
     /// Our side of a connection to this server.
     pub(crate) fn client(&self, server: &TlsServer) -> io::Result<ClientConnection> {
         let client = ClientConnection::new(Arc::clone(&self.0), server.name.clone());

@@ -5,30 +5,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use instant_acme::{
-    Account, AuthorizationStatus, ChallengeType, Error, Identifier, NewAccount, NewOrder, Order, OrderStatus,
-    Problem, RetryPolicy,
+    Account, AuthorizationStatus, AuthorizedIdentifier, ChallengeType, Error, Identifier, NewOrder, Order,
+    OrderStatus, Problem, RetryPolicy,
 };
-use tidegate_accelerator::tls::{CertificateError, Issued};
+use tidegate_accelerator::tls::{CertificateError, Issued, SigningRequest};
 
-use super::AcmeSettings;
-use super::folder::{Folder, StoredAccount};
+use super::{plain, with_sources};
 
-/// How long an authority may take to look, and then to issue.
-const PATIENCE: RetryPolicy = RetryPolicy::new().timeout(Duration::from_secs(120));
+/// How long an authority may take to look, and then to issue. The pauses between questions grow little: the library gives up
+/// when the next one would not fit.
+const PATIENCE: RetryPolicy = RetryPolicy::new().backoff(1.2).timeout(Duration::from_secs(120));
 /// RFC 8555 §6.7.
 const NO_ACCOUNT: &str = "urn:ietf:params:acme:error:accountDoesNotExist";
 
 /// Why there is no certificate.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OrderError {
-    #[error("{}", reason(.0))]
+    #[error("{}", plain(&with_sources(.0)))]
     Authority(#[from] Error),
     #[error("{0}")]
     Unusable(#[from] CertificateError),
-    #[error("{} has no certificate of an authority: {why}", path.display())]
-    Trust { path: PathBuf, why: String },
-    #[error("the account cannot be kept: {0}")]
-    Account(std::io::Error),
+    #[error("the account cannot be kept in {}: {source}", path.display())]
+    Keep { path: PathBuf, source: std::io::Error },
+    #[error("the authority does not know the account that it has opened")]
+    NoAccount,
+    #[error("the authority has {} looked at that was not asked for", plain(.0))]
+    OtherName(String),
     #[error("the authority does not look at {name} by {way}")]
     NoWay { name: String, way: &'static str },
     #[error("the authority has not found {name} to be ours by {way}: {why}")]
@@ -45,17 +47,6 @@ impl OrderError {
     pub(super) fn is_of_the_way(&self) -> bool {
         matches!(self, Self::NoWay { .. } | Self::NotOurs { .. })
     }
-}
-
-/// An error with those that it comes from: the libraries say of many no more than that there was one.
-fn reason(error: &Error) -> String {
-    let mut said = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(inner) = source {
-        said = format!("{said}: {inner}");
-        source = inner.source();
-    }
-    said
 }
 
 /// How an authority looks whether a name is ours.
@@ -76,35 +67,6 @@ impl Way {
     }
 }
 
-/// The account that is kept, or a new one.
-pub(super) async fn account(settings: &AcmeSettings, folder: &Folder) -> Result<Account, OrderError> {
-    let builder = match &settings.authority {
-        Some(path) => Account::builder_with_root(path)
-            .map_err(|error| OrderError::Trust { path: path.clone(), why: reason(&error) })?,
-        None => Account::builder()?,
-    };
-    let contacts: Vec<String> = settings.email.iter().map(|email| format!("mailto:{email}")).collect();
-    let contacts: Vec<&str> = contacts.iter().map(String::as_str).collect();
-    let email = settings.email.clone();
-    if let Some(stored) = folder.account().map_err(OrderError::Account)? {
-        let known = stored.email == email;
-        let account = builder.from_credentials(stored.credentials).await?;
-        if !known {
-            account.update_contacts(&contacts).await?;
-            // The library gives credentials away whole: they are read again to be kept with the other address.
-            if let Some(stored) = folder.account().map_err(OrderError::Account)? {
-                let stored = StoredAccount { email, ..stored };
-                folder.keep_account(&stored).map_err(OrderError::Account)?;
-            }
-        }
-        return Ok(account);
-    }
-    let new = NewAccount { contact: &contacts, terms_of_service_agreed: true, only_return_existing: false };
-    let (account, credentials) = builder.create(&new, settings.directory.clone(), None).await?;
-    folder.keep_account(&StoredAccount { email, credentials }).map_err(OrderError::Account)?;
-    Ok(account)
-}
-
 /// Orders a certificate for this name. Returns its key and its chain, in PEM.
 pub(super) async fn order(
     account: &Account,
@@ -120,6 +82,10 @@ pub(super) async fn order(
     let mut authorizations = order.authorizations();
     while let Some(authorization) = authorizations.next().await {
         let mut authorization = authorization?;
+        let asked = authorization.identifier();
+        if !is_name(&asked, name) {
+            return Err(OrderError::OtherName(asked.to_string()));
+        }
         if authorization.status == AuthorizationStatus::Valid {
             continue;
         }
@@ -129,18 +95,30 @@ pub(super) async fn order(
         let key_authorization = challenge.key_authorization();
         let digest = key_authorization.digest();
         proving.push(issued.prove(name, &challenge.token, key_authorization.as_str(), digest.as_ref())?);
-        challenge.set_ready().await?;
+        // Some authorities look at once, and answer with what they have found.
+        challenge.set_ready().await.map_err(|error| match error {
+            Error::Api(problem) if problem.r#type.as_deref() != Some(NO_ACCOUNT) => {
+                not_ours(plain(&problem.to_string()))
+            }
+            error => error.into(),
+        })?;
     }
     match order.poll_ready(&PATIENCE).await {
         Ok(OrderStatus::Ready) => {}
         Ok(_) => return Err(not_ours(refusal(&mut order).await)),
-        Err(Error::Api(problem)) => return Err(not_ours(problem.to_string())),
+        Err(Error::Api(problem)) => return Err(not_ours(plain(&problem.to_string()))),
         Err(error) => return Err(error.into()),
     }
     drop(proving);
-    let key = order.finalize().await?;
+    let SigningRequest { key, der } = SigningRequest::new(name)?;
+    order.finalize_csr(&der).await?;
     let chain = order.poll_certificate(&PATIENCE).await?;
     Ok([key, chain].concat().into_bytes())
+}
+
+/// An authority may not have us show that other names are ours.
+fn is_name(asked: &AuthorizedIdentifier<'_>, name: &str) -> bool {
+    !asked.wildcard && matches!(asked.identifier, Identifier::Dns(asked) if asked.eq_ignore_ascii_case(name))
 }
 
 /// What the authority says of the name that it does not take for ours.
@@ -152,5 +130,5 @@ async fn refusal(order: &mut Order) -> String {
         let problems = state.challenges.iter().filter_map(|challenge| challenge.error.as_ref());
         said.extend(problems.map(Problem::to_string));
     }
-    if said.is_empty() { "it does not say why".to_owned() } else { said.join("; ") }
+    if said.is_empty() { "it does not say why".to_owned() } else { plain(&said.join("; ")) }
 }

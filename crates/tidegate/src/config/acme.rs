@@ -1,6 +1,10 @@
 //! From checked values to what is ordered of an authority.
 
+use std::net::Ipv6Addr;
 use std::path::PathBuf;
+
+use http::Uri;
+use http::uri::Authority;
 
 use super::report::Report;
 use super::walk::Values;
@@ -35,8 +39,12 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Option<AcmeSettin
         known.push(name.value);
     }
     let directory = section.text("directory")?;
-    let host = directory.strip_prefix("https://").and_then(|rest| rest.split('/').next());
-    if !host.is_some_and(is_authority) {
+    let is_url = directory.parse::<Uri>().is_ok_and(|uri| {
+        uri.scheme_str() == Some("https")
+            && uri.host().is_some_and(is_host)
+            && uri.authority().is_some_and(is_plain)
+    });
+    if !is_url {
         report.error(
             section.offset_of("directory").unwrap_or(offset),
             format!("acme.directory: expected https://HOST/PATH, not {directory:?}"),
@@ -69,13 +77,6 @@ fn check_name(name: &str) -> Result<(), (&'static str, &'static str)> {
             "authorities look for those in DNS only: order it by another program, and name its files in a [[certificate]]",
         ));
     }
-    let is_label = |label: &str| {
-        let is_inside = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-        (1..=MAX_LABEL_BYTES).contains(&label.len())
-            && label.bytes().all(is_inside)
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-    };
     let is_name = name.len() <= MAX_NAME_BYTES && name.split('.').all(is_label);
     let is_address =
         name.rsplit('.').next().is_some_and(|last| last.bytes().all(|byte| byte.is_ascii_digit()));
@@ -86,9 +87,26 @@ fn check_name(name: &str) -> Result<(), (&'static str, &'static str)> {
     }
 }
 
-fn is_authority(host: &str) -> bool {
-    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-.:[]".contains(&byte);
-    !host.is_empty() && host.bytes().all(is_plain)
+/// A name or an address.
+fn is_host(host: &str) -> bool {
+    let address = host.strip_prefix('[').and_then(|host| host.strip_suffix(']'));
+    match address {
+        Some(address) => address.parse::<Ipv6Addr>().is_ok(),
+        None => host.len() <= MAX_NAME_BYTES && host.split('.').all(is_label),
+    }
+}
+
+/// With nobody's name and password in it, and a port that there is.
+fn is_plain(authority: &Authority) -> bool {
+    let port = authority.as_str().strip_prefix(authority.host());
+    port.is_some_and(|port| port.is_empty() || authority.port_u16().is_some_and(|port| port != 0))
+}
+
+fn is_label(label: &str) -> bool {
+    (1..=MAX_LABEL_BYTES).contains(&label.len())
+        && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+        && !label.starts_with('-')
+        && !label.ends_with('-')
 }
 
 fn is_email(text: &str) -> bool {

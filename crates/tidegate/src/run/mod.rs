@@ -17,7 +17,7 @@ use self::probe::probe_upstreams;
 pub(crate) use self::reload::Reloader;
 use self::signals::Signals;
 pub(crate) use self::signals::end_signal;
-use crate::acme::Acme;
+use crate::acme::{self, Acme};
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::config::{Loaded, Subject};
 use crate::defence::Guard;
@@ -54,8 +54,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     let no_guard = |error| Failure::runtime(format!("error: cannot start the defence: {error}"));
     let guard = Guard::new(&loaded.defence, settings.workers.max(1)).map_err(no_guard)?;
     let acme = Acme::new(loaded.acme.as_ref(), &settings).map_err(|error| {
-        let hint = "acme.path has to be a directory that this user may make and write to";
-        Failure::runtime(loaded.places.say(&Subject::ACME_PATH, &error.to_string(), hint))
+        Failure::runtime(loaded.places.say(&Subject::ACME_PATH, &error.to_string(), acme::PATH_HINT))
     })?;
     settings.issued = Arc::clone(acme.issued());
     settings.defence = guard.as_ref().map(|guard| Arc::clone(guard.defence()) as _);

@@ -126,7 +126,8 @@ impl Reloader {
             return Err(refused.collect::<Vec<_>>().join("\n"));
         }
         let certificates = loaded.acme.as_ref().map(acme::prepare).transpose();
-        let certificates = certificates.map_err(|error| error.to_string())?;
+        let certificates = certificates
+            .map_err(|error| loaded.places.say(&Subject::ACME_PATH, &error.to_string(), acme::PATH_HINT))?;
         let trickles = self.trickles.renew(&loaded.settings.routes)?;
         let before = self.gatekeeper.settings();
         self.gatekeeper.reload(&loaded.gate).map_err(|error| error.to_string())?;
