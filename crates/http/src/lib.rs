@@ -16,6 +16,7 @@ mod machine;
 mod names;
 pub mod normalize;
 mod parser;
+mod proxy_header;
 mod simd;
 mod status;
 
@@ -27,4 +28,7 @@ pub use error::{BodyError, HeadError};
 pub use field::{Field, FieldId, FieldSet, Fields, FieldsIter, Span};
 pub use head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
 pub use parser::{HeadLimits, ParsedRequest, ParsedResponse, Progress, RequestParser, ResponseParser};
+pub use proxy_header::{
+    MOST_BYTES as MOST_PROXY_HEADER_BYTES, ProxyHeaderError, ProxyProgress, parse_proxy_header,
+};
 pub use status::status_reason;
