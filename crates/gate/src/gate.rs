@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use libbpf_rs::{Link, MapHandle};
 use tidegate_core::Verdict;
-use tidegate_policy::{Class, Decision, Policer, Profile, RuleSet, When};
+use tidegate_policy::{Class, Decision, Policer, PortRange, Profile, RuleSet, When};
 use zerocopy::FromZeros;
 
 use crate::abi;
@@ -98,7 +98,15 @@ struct Kernel {
 struct InForce {
     /// Only asked for classes: the kernel has policed.
     policer: Policer,
+    /// Where packets are those of a proxy, so that the kernel has not policed.
+    proxied_ports: Vec<PortRange>,
     entries: Entries,
+}
+
+impl InForce {
+    fn is_proxied(&self, port: u16) -> bool {
+        self.proxied_ports.iter().any(|range| range.contains(port))
+    }
 }
 
 /// What the next rule set needs of those before.
@@ -209,7 +217,11 @@ impl Gate {
             interfaces: Mutex::default(),
             covers_loopback: AtomicBool::new(false),
             queues: Mutex::new(None),
-            rules: Mutex::new(Arc::new(InForce { policer, entries: Entries::default() })),
+            rules: Mutex::new(Arc::new(InForce {
+                policer,
+                proxied_ports: Vec::new(),
+                entries: Entries::default(),
+            })),
             replacing: Mutex::default(),
             block_stats: Mutex::new(None),
         };
@@ -258,7 +270,8 @@ impl Gate {
                 let maps = &kernel.programs.maps;
                 let prepared = replacing.slots.prepare(maps, rules, abilities)?;
                 // First here, so that what the kernel has let pass by the new rules is not asked about by the old ones.
-                let next = Arc::new(InForce { policer, entries: prepared.entries.clone() });
+                let proxied_ports = rules.proxied_ports.clone();
+                let next = Arc::new(InForce { policer, proxied_ports, entries: prepared.entries.clone() });
                 let before = std::mem::replace(&mut *lock(&kernel.rules), next);
                 if let Err(error) = prepared.switch(maps) {
                     *lock(&kernel.rules) = before;
@@ -306,8 +319,11 @@ impl Gate {
         let (source, destination, port): (IpAddr, IpAddr, u16) = (peer.ip(), local.ip(), local.port());
         let refused = Decision { verdict: Verdict::Drop, class: 0, rule: None };
         match &self.engine {
-            // What a host sends to itself passes no interface but loopback.
-            Engine::Kernel(kernel) if kernel.misses_loopback() && is_from_here(source, destination) => {
+            // What a host sends to itself passes no interface but loopback; and what a proxy names is in no packet.
+            Engine::Kernel(kernel)
+                if kernel.in_force().is_proxied(port)
+                    || kernel.misses_loopback() && is_from_here(source, destination) =>
+            {
                 if self.blocks().blocks(source).unwrap_or(false) {
                     refused
                 } else {

@@ -13,8 +13,8 @@ use support::{
     is_dropped, needs_root, total,
 };
 use tidegate_core::Verdict;
-use tidegate_gate::{Gate, GateError, Mechanism, Options};
-use tidegate_policy::{ConnectionRule, Policer, RuleSet, When};
+use tidegate_gate::{Asked, Gate, GateError, Mechanism, Options};
+use tidegate_policy::{Action, ConnectionRule, PathPattern, Policer, PortRange, RequestRule, RuleSet, When};
 
 fn load(rules: &RuleSet) -> Gate {
     explained(Gate::load(rules, &Options::default()))
@@ -91,6 +91,57 @@ fn kernel_and_user_space_give_the_same_verdicts() {
     let kernel: Vec<_> = explained(gate.show()).rules.iter().map(|r| (r.passed, r.refused)).collect();
     let user: Vec<_> = policer.connection_counts().iter().map(|c| (c.passed, c.refused)).collect();
     assert_eq!(kernel, user);
+}
+
+#[test]
+fn where_a_proxy_names_the_clients_its_packets_are_let_pass_and_they_are_policed_when_they_are_known() {
+    needs_root();
+    let _namespace = Namespace::enter_new();
+    let ports = [80, 81].map(PortRange::one);
+    let path = PathPattern::Exact("/bad".to_owned());
+    let bad = RequestRule {
+        path,
+        cookie: None,
+        limit: None,
+        when: When::Always,
+        action: Some(Action::Reset),
+        class: None,
+    };
+    let gate = load(&RuleSet {
+        connections: vec![connection("*:*", "*", SLOW, 3), connection("*:*", "192.0.2.0/24", SLOW, 2)],
+        requests: vec![bad],
+        http_ports: ports.to_vec(),
+        only_ports: ports.to_vec(),
+        proxied_ports: vec![ports[0]],
+    });
+    let proxy = "10.1.1.9";
+    let passed = |port| (0..10).filter(|_| passes(&gate, &frame(proxy, "10.0.0.1", port, SYN, b""))).count();
+    assert_eq!([passed(80), passed(81)], [10, 3]);
+    let request = |port| {
+        let segment = frame(proxy, "10.0.0.1", port, ACK, b"GET /bad HTTP/1.1\r\nHost: a\r\n\r\n");
+        explained(gate.try_frame(Mechanism::Tc, &segment, 1)).passed
+    };
+    assert_eq!([request(80), request(81)], [true, false]);
+
+    let client = |text: &str| SocketAddr::new(text.parse().unwrap(), 1);
+    let met = |text: &str, port| {
+        let local = SocketAddr::new("10.0.0.1".parse().unwrap(), port);
+        let continues = || gate.on_connect(client(text), local).verdict == Verdict::Continue;
+        (0..10).filter(|_| continues()).count()
+    };
+    assert_eq!(met("192.0.2.1", 80), 2, "its rule's tokens, as they come from the kernel's bucket");
+    assert_eq!(met("192.0.2.1", 81), 10, "its SYN has paid");
+    let asked = Asked { peer: client("192.0.2.1"), port: 80, path: b"/bad", cookie: None };
+    assert_eq!(gate.on_request(&asked).verdict, Verdict::Reset);
+
+    let gate = load(&RuleSet { proxied_ports: vec![ports[0]], ..RuleSet::default() });
+    let met = |text: &str, port| {
+        gate.on_connect(client(text), SocketAddr::new("10.0.0.1".parse().unwrap(), port)).verdict
+    };
+    explained(gate.blocks().add("192.0.2.7".parse().unwrap(), None));
+    assert_eq!([met("192.0.2.7", 80), met("192.0.2.8", 80)], [Verdict::Drop, Verdict::Continue]);
+    assert!(passes(&gate, &frame(proxy, "10.0.0.1", 80, SYN, b"")));
+    assert!(!passes(&gate, &frame("192.0.2.7", "10.0.0.1", 80, SYN, b"")));
 }
 
 #[test]

@@ -57,12 +57,26 @@ pub struct RuleSet {
     /// Ports that connection rules are about at all, a rule for every port included; empty: every port. A server that
     /// polices its own listeners must not police the rest of the host.
     pub only_ports: Vec<PortRange>,
+    /// Ports at which a proxy names the client of each connection. Packets there are the proxy's: rules act once the
+    /// client is known, and not on them.
+    pub proxied_ports: Vec<PortRange>,
 }
 
 impl RuleSet {
     /// Whether connection rules are about this port.
     pub fn covers(&self, port: u16) -> bool {
         self.only_ports.is_empty() || self.only_ports.iter().any(|range| range.contains(port))
+    }
+
+    /// Whether a proxy names the clients at this port.
+    pub fn is_proxied(&self, port: u16) -> bool {
+        self.proxied_ports.iter().any(|range| range.contains(port))
+    }
+
+    /// Whether there is a port at which requests are recognized in segments.
+    pub fn has_http_in_segments(&self) -> bool {
+        let mut ports = self.http_ports.iter().flat_map(|range| range.first()..=range.last());
+        ports.any(|port| !self.is_proxied(port))
     }
 
     /// The number of classes: one more than the lowest class a rule names. What no rule names is in the last one.

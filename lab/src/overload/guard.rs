@@ -90,5 +90,5 @@ pub fn by_url(
 
 /// Rules of both kinds for the server's port.
 pub fn rules(connections: Vec<ConnectionRule>, requests: Vec<RequestRule>) -> RuleSet {
-    RuleSet { connections, requests, http_ports: vec![PortRange::one(PORT)], only_ports: Vec::new() }
+    RuleSet { connections, requests, http_ports: vec![PortRange::one(PORT)], ..RuleSet::default() }
 }
