@@ -396,9 +396,9 @@ fn bind_all(
     let mut held = held.iter();
     for listener in &settings.listeners {
         let failed = |source| StartError::Listen { address: listener.address, source };
-        let transport = match listener.protocol {
-            settings::Protocol::Https => Transport::Tls,
-            _ => Transport::Tcp,
+        let transport = Transport {
+            has_tls: listener.protocol == settings::Protocol::Https,
+            is_proxied: listener.proxy_protocol,
         };
         let sockets =
             if listener.protocol.is_http() { held.next().map_or(&[][..], Vec::as_slice) } else { &[] };

@@ -69,6 +69,8 @@ pub struct Listener {
     pub address: SocketAddr,
     /// What is spoken there.
     pub protocol: Protocol,
+    /// Whether connections, which are those of trusted proxies then, begin with a PROXY header that names their client.
+    pub proxy_protocol: bool,
 }
 
 /// What is spoken at a listening address.

@@ -151,7 +151,11 @@ impl Site {
         let settings = Settings {
             client_directives: true,
             workers: 1,
-            listeners: vec![Listener { address: (Ipv4Addr::LOCALHOST, 0).into(), protocol: Protocol::Http }],
+            listeners: vec![Listener {
+                address: (Ipv4Addr::LOCALHOST, 0).into(),
+                protocol: Protocol::Http,
+                proxy_protocol: false,
+            }],
             certificates: Vec::new(),
             issued: Arc::default(),
             https_only: false,

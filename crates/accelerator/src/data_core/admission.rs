@@ -68,16 +68,25 @@ pub struct Asked<'r> {
     pub cookie: Option<&'r [u8]>,
 }
 
+/// An accepted connection.
+pub(super) struct Accepted {
+    pub stream: TcpStream,
+    /// The client: the other end, or whom a PROXY header names.
+    pub peer: SocketAddr,
+    /// Whether a header names it.
+    pub is_named: bool,
+}
+
 /// Accepted connections by class.
 #[derive(Default)]
-struct Waiting {
-    classes: [VecDeque<(TcpStream, SocketAddr)>; CLASSES],
+pub(super) struct Waiting {
+    classes: [VecDeque<Accepted>; CLASSES],
     count: usize,
 }
 
 impl Waiting {
     /// Adds one; gives back the one that has to go where too many wait: the youngest of the lowest class.
-    fn push(&mut self, class: u8, connection: (TcpStream, SocketAddr)) -> Option<(TcpStream, SocketAddr)> {
+    fn push(&mut self, class: u8, connection: Accepted) -> Option<Accepted> {
         self.classes[usize::from(class).min(CLASSES - 1)].push_back(connection);
         self.count += 1;
         if self.count <= MAX_WAITING {
@@ -88,7 +97,7 @@ impl Waiting {
     }
 
     /// Takes the one that is served next: the oldest of the highest class.
-    fn pop(&mut self) -> Option<(TcpStream, SocketAddr)> {
+    fn pop(&mut self) -> Option<Accepted> {
         let next = self.classes.iter_mut().find_map(VecDeque::pop_front)?;
         self.count -= 1;
         Some(next)
@@ -119,11 +128,11 @@ impl DataCore {
                 }
             };
             match accepted {
-                Some(Ok((stream, peer))) => self.sort((stream, peer), transport, &mut waiting),
+                Some(Ok(accepted)) => self.receive(accepted, transport, &mut waiting),
                 // Nobody else waits in the kernel, so that nobody of a higher class can be among them.
                 None => {
-                    for (stream, peer) in std::iter::from_fn(|| waiting.pop()).take(STARTED_AT_ONCE) {
-                        self.admit(stream, peer, transport);
+                    for accepted in std::iter::from_fn(|| waiting.pop()).take(STARTED_AT_ONCE) {
+                        self.admit(accepted, transport);
                     }
                     tokio::task::yield_now().await;
                 }
@@ -155,34 +164,54 @@ impl DataCore {
         for listener in listeners {
             for _ in 0..MAX_WAITING {
                 let Ok(accepted) = accept(listener.get_ref()) else { break };
-                self.sort(accepted, transport, waiting);
+                self.receive(accepted, transport, waiting);
             }
         }
-        std::iter::from_fn(|| waiting.pop()).for_each(|(stream, peer)| self.admit(stream, peer, transport));
+        std::iter::from_fn(|| waiting.pop()).for_each(|accepted| self.admit(accepted, transport));
     }
 
-    /// Asks what becomes of a connection, if anybody has something to say about it.
-    fn sort(
+    fn receive(
         self: &Rc<Self>,
         (stream, peer): (TcpStream, SocketAddr),
         transport: Transport,
         waiting: &mut Waiting,
     ) {
-        let admission: Option<Arc<dyn Admission>> = self
-            .with_plan(|plan| plan.connections.clone())
-            .filter(|admission| admission.acts_on_connections());
-        let (Some(admission), Ok(local)) = (admission, stream.local_addr()) else {
-            return self.admit(stream, peer, transport);
-        };
-        let (verdict, class) = admission.on_connect(peer, local);
-        if verdict != Verdict::Continue {
-            self.metrics.connections_accepted_total.add(1);
-            self.metrics.connections_policed_total.add(1);
-        } else if let Some((shed, _)) = waiting.push(class, (stream, peer)) {
-            self.metrics.connections_accepted_total.add(1);
-            self.metrics.connections_crowded_out_total.add(1);
-            drop(shed);
+        if transport.is_proxied {
+            return self.introduce((stream, peer), transport, waiting);
         }
+        self.sort(Accepted { stream, peer, is_named: false }, transport, waiting);
+    }
+
+    /// Asks what becomes of a connection, if anybody has something to say about it.
+    pub(super) fn sort(self: &Rc<Self>, accepted: Accepted, transport: Transport, waiting: &mut Waiting) {
+        match self.judge(&accepted) {
+            None => self.admit(accepted, transport),
+            Some((Verdict::Continue, class)) => {
+                if let Some(shed) = waiting.push(class, accepted) {
+                    self.metrics.connections_accepted_total.add(1);
+                    self.metrics.connections_crowded_out_total.add(1);
+                    drop(shed);
+                }
+            }
+            Some(_) => self.connection_policed(),
+        }
+    }
+
+    /// What is said about a connection; `None`: nobody has anything to say.
+    pub(super) fn judge(&self, accepted: &Accepted) -> Option<(Verdict, u8)> {
+        let admission = self.admission()?;
+        Some(admission.on_connect(accepted.peer, accepted.stream.local_addr().ok()?))
+    }
+
+    /// Whoever decides on connections just now.
+    pub(super) fn admission(&self) -> Option<Arc<dyn Admission>> {
+        self.with_plan(|plan| plan.connections.clone()).filter(|admission| admission.acts_on_connections())
+    }
+
+    /// A connection ends that was not admitted.
+    pub(super) fn connection_policed(&self) {
+        self.metrics.connections_accepted_total.add(1);
+        self.metrics.connections_policed_total.add(1);
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) const FAILED: u8 = 8;
 pub(crate) struct Client {
     pub(super) socket: TcpStream,
     peer: SocketAddr,
+    /// A PROXY header names that peer.
+    is_named: bool,
     /// What the kernel has said and nobody has used up yet.
     pub(super) ready: Cell<u8>,
     pub(super) watched: Cell<Watched>,
@@ -55,6 +57,9 @@ pub(crate) struct Client {
     tls: Option<Box<RefCell<tls::Session>>>,
 }
 
+/// What a connection between requests takes.
+const _: () = assert!(size_of::<Client>() <= 128);
+
 /// What is spoken on a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Spoken {
@@ -77,6 +82,7 @@ impl Client {
     pub(crate) fn new(
         socket: TcpStream,
         peer: SocketAddr,
+        is_named: bool,
         place: Option<NodeId>,
         tls: Option<tls::Session>,
     ) -> Self {
@@ -84,6 +90,7 @@ impl Client {
             tls: tls.map(|session| Box::new(RefCell::new(session))),
             socket,
             peer,
+            is_named,
             ready: Cell::new(READ | WRITE),
             watched: Cell::new(Watched::No),
             is_busy: Cell::new(false),
@@ -98,9 +105,14 @@ impl Client {
         }
     }
 
-    /// The other end.
+    /// The other end, or whom the proxy there has named as its client.
     pub(crate) fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// Whether packets come from somebody else: rules below HTTP have not met the peer.
+    pub(crate) fn is_named(&self) -> bool {
+        self.is_named
     }
 
     /// This end.

@@ -8,11 +8,12 @@ pub(crate) mod inside;
 pub(crate) mod load;
 pub(crate) mod pacing;
 pub(crate) mod plan_adoption;
+mod proxied;
 
 use std::cell::{Cell, Ref, RefCell};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
-use std::os::fd::OwnedFd;
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -31,6 +32,7 @@ use tokio::time::MissedTickBehavior;
 
 use crate::cache::flights::{Flights, Leader, Outcome};
 use crate::compression::Compressing;
+use crate::data_core::admission::Accepted;
 use crate::data_core::client::Client;
 use crate::data_core::clients::Clients;
 use crate::data_core::clock::Clock;
@@ -106,9 +108,10 @@ struct Plans {
 
 /// What HTTP clients of a listening address come by.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Transport {
-    Tcp,
-    Tls,
+pub(crate) struct Transport {
+    pub has_tls: bool,
+    /// Connections are those of proxies, and begin with a PROXY header.
+    pub is_proxied: bool,
 }
 
 /// The sockets of one core for one listening address.
@@ -162,6 +165,8 @@ pub(crate) struct LogLimits {
     pub files: LogLimiter,
     /// There were too many connections.
     refused: LogLimiter,
+    /// There was no PROXY header of a trusted proxy.
+    proxies: LogLimiter,
     /// The cache had no room.
     room: LogLimiter,
 }
@@ -302,24 +307,19 @@ impl DataCore {
         }
     }
 
-    pub(crate) fn admit(self: &Rc<Self>, stream: StdStream, peer: SocketAddr, transport: Transport) {
+    fn admit(self: &Rc<Self>, accepted: Accepted, transport: Transport) {
+        let Accepted { stream, peer, is_named } = accepted;
         self.metrics.connections_accepted_total.add(1);
-        if self.open.fetch_add(1, Ordering::Relaxed) >= self.plan().limits.connections {
-            self.open.fetch_sub(1, Ordering::Relaxed);
-            self.metrics.connections_refused_total.add(1);
-            if self.log_limits.refused.may_log(self.clock.elapsed_ms()) {
-                let open = self.plan().limits.connections;
-                tracing::warn!(client = %peer, open, "a connection is refused: limits.connections are open");
-            }
+        if !self.has_room(peer) {
             return;
         }
         let Ok(place) = self.meet(&stream, peer) else {
             self.open.fetch_sub(1, Ordering::Relaxed);
             return;
         };
-        let tls = match transport {
-            Transport::Tcp => Ok(None),
-            Transport::Tls => self.plan().tls.clone().map(tls::Session::new).transpose(),
+        let tls = match transport.has_tls {
+            false => Ok(None),
+            true => self.plan().tls.clone().map(tls::Session::new).transpose(),
         };
         let Ok(tls) = tls else {
             self.part(place, peer);
@@ -327,7 +327,21 @@ impl DataCore {
             return;
         };
         self.metrics.connections_open.add(1);
-        session::begin(self, &Rc::new(Client::new(stream, peer, place, tls)));
+        session::begin(self, &Rc::new(Client::new(stream, peer, is_named, place, tls)));
+    }
+
+    /// Whether there may be one more connection, which is counted then.
+    fn has_room(&self, peer: SocketAddr) -> bool {
+        if self.open.fetch_add(1, Ordering::Relaxed) < self.plan().limits.connections {
+            return true;
+        }
+        self.open.fetch_sub(1, Ordering::Relaxed);
+        self.metrics.connections_refused_total.add(1);
+        if self.log_limits.refused.may_log(self.clock.elapsed_ms()) {
+            let open = self.plan().limits.connections;
+            tracing::warn!(client = %peer, open, "a connection is refused: limits.connections are open");
+        }
+        false
     }
 
     /// Counts the end of a connection that was admitted.
@@ -370,6 +384,7 @@ impl DataCore {
             (&self.log_limits.upstream, "requests without an answer from the upstream"),
             (&self.log_limits.files, "requests for files that could not be read"),
             (&self.log_limits.refused, "refused connections"),
+            (&self.log_limits.proxies, "connections without a PROXY header of a trusted proxy"),
         ] {
             if let Some(more) = log_limits.kept_back(now_ms) {
                 tracing::warn!("{more} more {what} are not logged one by one");
@@ -562,10 +577,10 @@ impl DataCore {
     }
 }
 
-/// Lets the reactor watch a listening socket.
-fn watch(listener: StdListener) -> io::Result<AsyncFd<StdListener>> {
-    // SAFETY: the socket is open, and `AsyncFd` owns it until both are gone; nothing takes the descriptor out of it.
-    unsafe { AsyncFd::register_with_interest(listener, Interest::READABLE) }.map_err(io::Error::from)
+/// Lets the reactor watch a socket for what arrives.
+fn watch<T: Into<OwnedFd> + AsRawFd>(socket: T) -> io::Result<AsyncFd<T>> {
+    // SAFETY: the socket is open, and `AsyncFd` owns it until it lets go of it; nothing takes the descriptor out of it.
+    unsafe { AsyncFd::register_with_interest(socket, Interest::READABLE) }.map_err(io::Error::from)
 }
 
 /// A duration as the deadlines count it.

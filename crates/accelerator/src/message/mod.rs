@@ -42,19 +42,23 @@ pub(crate) enum Whose {
     Told,
     /// The address is proved: the defence decides about the client, and hears of the response.
     Proved,
-    /// The same. It came by HTTP/2, on a connection that may be held or ended; its place in the prefix tree, if anybody
-    /// watches.
-    Connected(Option<NodeId>),
+    /// The same. It came by HTTP/2, on a connection that may be held or ended.
+    Connected {
+        /// The connection's place in the prefix tree, if anybody watches.
+        place: Option<NodeId>,
+        /// A PROXY header names the connection's client.
+        is_named: bool,
+    },
 }
 
 impl Whose {
     fn is_connected(self) -> bool {
-        matches!(self, Self::Connected(_))
+        matches!(self, Self::Connected { .. })
     }
 
     fn place(self) -> Option<NodeId> {
         match self {
-            Self::Connected(place) => place,
+            Self::Connected { place, .. } => place,
             _ => None,
         }
     }
@@ -345,9 +349,14 @@ fn judge(
 ) -> ControlFlow<Refusal, Option<Hold>> {
     let Incoming { head, normalized, peer, info, .. } = incoming;
     let now_ms = core.clock.elapsed_ms();
-    if plan.keeps_out(&info, &core.block_list, || now_ms) {
+    let is_named = matches!(whose, Whose::Connected { is_named: true, .. });
+    if plan.keeps_out(&info, is_named, &core.block_list, || now_ms) {
         core.note_refused(peer, &info, Reason::Listed);
-        return ControlFlow::Break(Refusal::Reply(Reply { status: 403, ..Reply::default() }));
+        return ControlFlow::Break(match info.via_proxy {
+            true => Refusal::Reply(Reply { status: 403, ..Reply::default() }),
+            // A connection that is the client's alone ends.
+            false => Refusal::End(End::Reset),
+        });
     }
     let Some(defence) = &core.defence else { return ControlFlow::Continue(None) };
     let place = match whose {
@@ -359,7 +368,7 @@ fn judge(
             };
         }
         // A connection can be held and ended, as with HTTP/1.
-        Whose::Connected(place) => place,
+        Whose::Connected { place, .. } => place,
     };
     let client = defence.client(place, peer, &info, now_ms);
     let decision = defence.judge(client, head, normalized, false, now_ms);

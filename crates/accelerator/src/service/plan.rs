@@ -319,15 +319,19 @@ impl Plan {
         std::iter::once(pattern).chain(files).collect()
     }
 
-    /// Whether a client that a trusted proxy names is on the block list, which below HTTP meets only the proxy.
+    /// Whether a client that a trusted proxy names, for one request or for all of a connection, is on the block list, which
+    /// below HTTP meets only the proxy.
     #[inline]
     pub(crate) fn keeps_out(
         &self,
         info: &ClientInfo<'_>,
+        is_named: bool,
         block_list: &BlockListCache,
         now_ms: impl FnOnce() -> u64,
     ) -> bool {
-        let Some(admission) = self.connections.as_ref().filter(|_| info.via_proxy) else { return false };
+        let Some(admission) = self.connections.as_ref().filter(|_| info.via_proxy || is_named) else {
+            return false;
+        };
         block_list.is_listed(info.client, now_ms(), || admission.ignores(info.client))
     }
 

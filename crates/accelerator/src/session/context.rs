@@ -78,11 +78,12 @@ impl RequestContext {
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
         let info = ClientInfo::of(&plan, head, self.peer.ip().to_canonical(), client.is_encrypted());
-        if plan.keeps_out(&info, &core.block_list, || core.clock.elapsed_ms()) {
+        if plan.keeps_out(&info, client.is_named(), &core.block_list, || core.clock.elapsed_ms()) {
             let decision = Decision::new(Verdict::Refuse, Reason::Listed);
             core.note_refused(self.peer.ip(), &info, decision.reason);
-            let reply = Box::new(Reply { status: 403, ..Reply::default() });
-            return Ok(Handled::TurnedAway(decision, Some(reply)));
+            // A connection that is the client's alone ends.
+            let reply = info.via_proxy.then(|| Box::new(Reply { status: 403, ..Reply::default() }));
+            return Ok(Handled::TurnedAway(decision, reply));
         }
         let exchange =
             |held, is_absent| Ok(Handled::NeedsExchange { normalized: normalized.keep(), held, is_absent });

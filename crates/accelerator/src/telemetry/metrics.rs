@@ -11,6 +11,8 @@ metric_set! {
         Counter connections_shed_total: "Connections that kept the server waiting and were ended to make room for others.",
         Counter connections_policed_total: "Client connections closed because a rule or the block list refused them.",
         Counter connections_crowded_out_total: "Connections of the lowest class closed because too many waited.",
+        Counter proxy_senders_refused_total: "Connections closed because a PROXY header has to begin them, which only trusted proxies may send.",
+        Counter proxy_headers_refused_total: "Connections closed because no whole and valid PROXY header came in time.",
         Counter tls_handshakes_failed_total: "Connections on which client and server did not agree on TLS.",
         Counter acme_challenges_total: "Handshakes and requests by which a certificate authority looked whether a name is ours.",
         Counter tls_floods_total: "Connections over TLS ended because of records without content, such as endless new keys.",

@@ -81,7 +81,7 @@ pub(super) static FILE: Section = Section {
             "trusted_proxies",
             Kind::List { of: &Kind::Prefix, min: 0 },
             Absent("none"),
-            "Proxies in front of this one whose X-Forwarded-For, or else Forwarded, is believed.",
+            "Proxies in front of this one whose X-Forwarded-For, or else Forwarded, is believed, and whose PROXY headers are.",
         ),
         key("pseudonym", Kind::Name, Is("tidegate"), "The name of this proxy in Via and Cache-Status."),
         key(
@@ -158,6 +158,14 @@ static LISTEN: Section = Section {
             Is("http"),
             "What is spoken there. https is HTTP/1 and HTTP/2 over TLS, with a [[certificate]]; dhttp takes a UDP and \
              a TCP port below 32768; trickles takes a UDP port.",
+        ),
+        key(
+            "proxy_protocol",
+            Kind::Flag,
+            Is("false"),
+            "For http and https, whether each connection begins with a header of the PROXY protocol, version 1 or 2, which \
+             names its client. It is taken from trusted_proxies alone; connections of others, and those without a whole \
+             one within limits.header_timeout, are closed.",
         ),
         key(
             "format",

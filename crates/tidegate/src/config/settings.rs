@@ -26,10 +26,7 @@ pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
     let required = required(file, &routes, report);
     let settings = Settings {
         workers: file.integer("workers").map_or_else(cores, to_usize),
-        listeners: listen
-            .iter()
-            .map(|(listen, protocol)| Listener { address: listen.address, protocol: *protocol })
-            .collect(),
+        listeners: listen.iter().map(|(_, listener)| listener.clone()).collect(),
         certificates: certificates(file, report),
         issued: Arc::default(),
         https_only: https_only(file, report),
@@ -111,7 +108,7 @@ fn admin(file: &Values, report: &mut Report<'_>) -> ListenAddress {
 /// Two servers cannot take the same connections. (A Trickles listener takes none of TCP's.)
 fn meeting(
     admin: &ListenAddress,
-    listen: &[(ListenAddress, Protocol)],
+    listen: &[(ListenAddress, Listener)],
     file: &Values,
     report: &mut Report<'_>,
 ) {
@@ -139,10 +136,11 @@ fn meeting(
 fn listeners(
     file: &Values,
     report: &mut Report<'_>,
-) -> (Vec<(ListenAddress, Protocol)>, Vec<TricklesListener>) {
-    let mut tcp: Vec<(ListenAddress, Protocol)> = Vec::new();
+) -> (Vec<(ListenAddress, Listener)>, Vec<TricklesListener>) {
+    let mut tcp: Vec<(ListenAddress, Listener)> = Vec::new();
     let mut trickles: Vec<TricklesListener> = Vec::new();
     for section in file.tables("listen") {
+        let proxy_protocol = proxy_protocol(section, file, report);
         let Some(listen) = section.listen("address") else { continue };
         if section.text("protocol").as_deref() == Some("trickles") {
             let known = trickles.iter().map(|listener| &listener.listen);
@@ -153,11 +151,29 @@ fn listeners(
             let known = tcp.iter().map(|(listen, _)| listen);
             if is_free(&listen, known, section, report) {
                 let protocol = protocol(&listen, section, report);
-                tcp.push((listen, protocol));
+                let listener = Listener { address: listen.address, protocol, proxy_protocol };
+                tcp.push((listen, listener));
             }
         }
     }
     (tcp, trickles)
+}
+
+/// Whether connections begin with a PROXY header: from whoever may send one, which has to be somebody.
+fn proxy_protocol(section: &Values, file: &Values, report: &mut Report<'_>) -> bool {
+    let is_wished = section.flag("proxy_protocol") == Some(true);
+    let Some(offset) = section.offset_of("proxy_protocol").filter(|_| is_wished) else { return is_wished };
+    if matches!(section.text("protocol").as_deref(), Some("dhttp" | "trickles")) {
+        let message = "listen.proxy_protocol: only protocol = \"http\" and \"https\" have it".to_owned();
+        report.error(offset, message, None);
+    } else if file.prefixes("trusted_proxies").is_empty() && !file.is_wrong("trusted_proxies") {
+        report.error(
+            offset,
+            "listen.proxy_protocol: nobody may send a PROXY header".to_owned(),
+            Some("name the balancer in trusted_proxies".to_owned()),
+        );
+    }
+    is_wished
 }
 
 /// With nobody who speaks TLS, clients would be sent to where nothing is.

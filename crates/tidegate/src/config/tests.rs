@@ -583,6 +583,25 @@ fn https_only_needs_somebody_who_speaks_it() {
 }
 
 #[test]
+fn proxy_protocol_needs_somebody_who_may_send_headers() {
+    let listen = |lines: &str| format!("[[listen]]\naddress = \":80\"\n{lines}proxy_protocol = true\n");
+    let nobody = "t.toml:3:18: listen.proxy_protocol: nobody may send a PROXY header; name the balancer in \
+                  trusted_proxies";
+    assert_eq!(errors(&listen("")), [nobody]);
+    let trusted = "trusted_proxies = [\"192.0.2.1\"]\n";
+    let listeners = accepted(&format!("{trusted}{}", listen("protocol = \"https\"\n"))).settings.listeners;
+    assert!(listeners.iter().all(|listener| listener.proxy_protocol));
+    for protocol in ["dhttp", "trickles"] {
+        let text = format!("{trusted}{}", listen(&format!("protocol = \"{protocol}\"\n")));
+        let expected = "t.toml:5:18: listen.proxy_protocol: only protocol = \"http\" and \"https\" have it";
+        assert_eq!(errors(&text), [expected]);
+    }
+    // What is wrong with the list is said once.
+    assert_eq!(errors(&format!("trusted_proxies = \"192.0.2.1\"\n{}", listen(""))).len(), 1);
+    assert!(!accepted(&listen("").replace("true", "false")).settings.listeners[0].proxy_protocol);
+}
+
+#[test]
 fn methods_in_small_letters_are_refused() {
     for table in ["[[filter]]\n", "[[icap]]\nservice = \"icap://127.0.0.1:1/a\"\non = \"requests\"\n"] {
         let findings = parse("t.toml", &format!("{table}methods = [\"GET\", \"put\"]\n")).unwrap_err();

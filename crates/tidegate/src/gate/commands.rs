@@ -217,6 +217,8 @@ fn rules_of(attach: &Attach<'_>) -> Result<Asked, Failure> {
         _ if listeners.is_empty() => vec![PortRange::one(80)],
         _ => listeners,
     };
+    let proxied = loaded.settings.listeners.iter().filter(|listener| listener.proxy_protocol);
+    rules.proxied_ports = proxied.map(|listener| PortRange::one(listener.address.port())).collect();
     Ok(Asked { settings, rules, warnings: loaded.warnings })
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use tidegate_accelerator::settings::Settings;
+use tidegate_accelerator::settings::{Listener, Settings};
 use tidegate_accelerator::{Admission, Asked, Engine};
 use tidegate_core::{IpPrefix, Verdict};
 use tidegate_gate::{
@@ -30,13 +30,35 @@ pub(crate) struct Gatekeeper {
     keeper: Mutex<Keeper>,
     settings: Mutex<config::Gate>,
     /// Where this process listens.
-    ports: Mutex<Vec<u16>>,
+    ports: Mutex<Ports>,
     /// Says when there is overload, and adapts limits if that is wanted.
     pilot: Mutex<Option<Pilot>>,
     /// Held for as long as the process lives.
     queues: Mutex<Vec<ListenQueue>>,
     /// Accept queues of the listener that has most of them, if another process holds its sockets.
     held: usize,
+}
+
+/// Where a process listens.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Ports {
+    own: Vec<u16>,
+    /// Those of them at which a PROXY header names the clients.
+    proxied: Vec<u16>,
+}
+
+impl Ports {
+    /// Of listeners that have got these addresses.
+    pub(crate) fn of(listeners: &[Listener], addresses: impl IntoIterator<Item = SocketAddr>) -> Self {
+        let mut ports = Self::default();
+        for (listener, address) in listeners.iter().zip(addresses) {
+            ports.own.push(address.port());
+            if listener.proxy_protocol {
+                ports.proxied.push(address.port());
+            }
+        }
+        ports
+    }
 }
 
 /// Ends the thread that looks after the gate, when dropped.
@@ -49,9 +71,11 @@ impl Gatekeeper {
     /// Puts the rules in force. Gives sockets for the listeners where the kernel sorts connections by class.
     pub(crate) fn start(
         settings: &config::Gate,
-        listen: &[SocketAddr],
+        listeners: &[Listener],
     ) -> Result<(Arc<Self>, Vec<Vec<TcpListener>>), GateError> {
-        let ports: Vec<u16> = listen.iter().map(SocketAddr::port).collect();
+        let listen: Vec<SocketAddr> = listeners.iter().map(|listener| listener.address).collect();
+        let ports = Ports::of(listeners, listen.iter().copied());
+        let listen = listen.as_slice();
         let rules = in_force(settings, &ports);
         let from_holder: Vec<Vec<TcpListener>> = listen.iter().map(|address| from_holder(*address)).collect();
         let held = from_holder.iter().map(Vec::len).max().unwrap_or_default();
@@ -83,7 +107,7 @@ impl Gatekeeper {
     }
 
     /// Tells which ports the listeners have got, where the kernel was to choose.
-    pub(crate) fn set_ports(&self, ports: Vec<u16>) -> Result<(), GateError> {
+    pub(crate) fn set_ports(&self, ports: Ports) -> Result<(), GateError> {
         if *lock(&self.ports) == ports {
             return Ok(());
         }
@@ -98,7 +122,7 @@ impl Gatekeeper {
         let ports = lock(&self.ports).clone();
         let rules = in_force(&settings, &ports);
         // Where each class has a queue of its own, a long one says nothing about the preferred class.
-        let ports = if lock(&self.queues).is_empty() { ports } else { Vec::new() };
+        let ports = if lock(&self.queues).is_empty() { ports.own } else { Vec::new() };
         *lock(&self.pilot) = Some(Pilot::start(&self.gate(), settings.wanted, &rules, &ports, BACKLOG)?);
         Ok(())
     }
@@ -300,11 +324,13 @@ fn totals(engine: &Engine) -> ServerTotals {
 }
 
 /// The rules, for the ports of these listeners and no others of the host.
-fn in_force(settings: &config::Gate, ports: &[u16]) -> RuleSet {
+fn in_force(settings: &config::Gate, ports: &Ports) -> RuleSet {
     let mut rules = settings.rules.clone();
-    let own: Vec<PortRange> = ports.iter().copied().map(PortRange::one).collect();
+    let [own, proxied]: [Vec<PortRange>; 2] =
+        [&ports.own, &ports.proxied].map(|ports| ports.iter().copied().map(PortRange::one).collect());
     rules.http_ports = settings.http_ports.clone().unwrap_or_else(|| own.clone());
     rules.only_ports = own;
+    rules.proxied_ports = proxied;
     rules
 }
 

@@ -4,7 +4,7 @@ mod probe;
 mod reload;
 mod signals;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -21,7 +21,7 @@ use crate::acme::{self, Acme};
 use crate::cli::{Failure, LogForm, RunArgs};
 use crate::config::{Loaded, Subject};
 use crate::defence::Guard;
-use crate::gate::Gatekeeper;
+use crate::gate::{Gatekeeper, Ports};
 use crate::trickles::TricklesServices;
 use crate::units::ServerError;
 use crate::{admin, config, external, notify, units};
@@ -46,7 +46,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     let no_admin = |error| Failure::runtime(format!("error: cannot start the admin server: {error}"));
     let admin = admin::Prepared::new(listen_for_admin(&loaded)?).map_err(no_admin)?;
     let http = loaded.settings.listeners.iter().filter(|listener| listener.protocol.is_http());
-    let listen: Vec<SocketAddr> = http.map(|listener| listener.address).collect();
+    let listen: Vec<Listener> = http.cloned().collect();
     let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
     let (gatekeeper, sockets) = Gatekeeper::start(&loaded.gate, &listen).map_err(gate_failed)?;
     let mut settings = loaded.settings.clone();
@@ -71,7 +71,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         .map_err(|error| Failure::runtime(start_error(&error, &loaded)))?;
     let signals = starting.into_signals().map_err(no_signals)?;
     let trickles = TricklesServices::start(&loaded, engine.inside())?;
-    let ports = engine.listen_addresses().iter().map(SocketAddr::port).collect();
+    let ports = Ports::of(&loaded.settings.listeners, engine.listen_addresses());
     gatekeeper.set_ports(ports).map_err(gate_failed)?;
     gatekeeper.start_watching().map_err(gate_failed)?;
     let upkeep = gatekeeper
@@ -229,7 +229,8 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     let settings = &mut loaded.settings;
     if let Some(address) = &args.listen {
         let listen = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
-        settings.listeners = vec![Listener { address: listen.address, protocol: Protocol::Http }];
+        settings.listeners =
+            vec![Listener { address: listen.address, protocol: Protocol::Http, proxy_protocol: false }];
         loaded.listen = vec![listen];
         loaded.places.forget(|subject| matches!(subject, Subject::Listener(_)));
         loaded.trickles.clear();

@@ -19,7 +19,14 @@ fn sample(path: &str, kind: Kind) -> String {
         ("gate.interfaces", _) => "[\"eth0\"]".into(),
         ("gate.http_ports", _) => "[\"80\", \"8000-8099\"]".into(),
         ("block.files", _) => "[\"/other\"]".into(),
-        ("https_only" | "defence.dry_run" | "classifier.dry_run" | "filter.dry_run", _) => "true".into(),
+        (
+            "https_only"
+            | "listen.proxy_protocol"
+            | "defence.dry_run"
+            | "classifier.dry_run"
+            | "filter.dry_run",
+            _,
+        ) => "true".into(),
         ("filter.action", _) => "\"drop\"".into(),
         ("icap.service", _) => "\"icap://127.0.0.1:17/other\"".into(),
         ("acme.directory", _) => "\"https://other.example/directory\"".into(),
@@ -70,6 +77,9 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         }
         "listen" if key.name == "interface" => {
             ("", "address = \"127.0.0.1:1\"\nprotocol = \"trickles\"\nformat = \"tcp\"\n")
+        }
+        "listen" if key.name == "proxy_protocol" => {
+            ("trusted_proxies = [\"192.0.2.1\"]\n", "address = \"127.0.0.1:1\"\n")
         }
         "" if key.name == "https_only" => ("", "trusted_proxies = [\"192.0.2.1\"]\n"),
         "acme" => ("", "names = [\"a.example\"]\n"),
