@@ -75,7 +75,15 @@ impl Client {
     /// # Errors
     /// What the kernel or the server says, or what is wrong with its certificate.
     pub fn try_connect_tls(address: SocketAddr, name: &str, trusted: &[&Certificate]) -> io::Result<Self> {
-        let mut socket = Self::socket(address)?;
+        Self::try_connect(address)?.encrypted(name, trusted)
+    }
+
+    /// Goes on with TLS, after what was sent in the clear.
+    ///
+    /// # Errors
+    /// As with [`Client::try_connect_tls`].
+    pub fn encrypted(self, name: &str, trusted: &[&Certificate]) -> io::Result<Self> {
+        let Stream::Plain(mut socket) = self.input.into_inner() else { panic!("encrypted already") };
         let name = name.to_owned().try_into().map_err(io::Error::other)?;
         let mut tls = ClientConnection::new(Certificate::client_config(trusted, b"http/1.1"), name)
             .map_err(io::Error::other)?;
