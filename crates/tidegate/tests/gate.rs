@@ -432,6 +432,41 @@ fn each_request_costs_one_token_whatever_connection_brings_it() {
 }
 
 #[test]
+fn clients_that_a_balancer_names_are_policed_and_kept_out_and_the_balancer_is_not() {
+    needs_root();
+    let pair = Pair::new();
+    let folder = Folder::with("file", "x");
+    let config = "trusted_proxies = [\"10.77.0.2\"]\n\
+        [[listen]]\naddress = \":8080\"\nproxy_protocol = true\n[[route]]\nroot = \"ROOT\"\n\
+        [gate]\nreset_penalty = \"1m\"\n\
+        [[connection]]\nrate = 0.001\nburst = 3\n\
+        [[connection]]\nsource = \"192.0.2.0/24\"\nrate = 0.001\nburst = 100\n\
+        [[connection]]\nsource = \"192.0.2.4\"\nrate = 0.001\nburst = 2\n\
+        [[request]]\npath = \"/bad\"\naction = \"reset\"\n";
+    std::fs::write(folder.path("t.toml"), config.replace("ROOT", &folder.name(""))).unwrap();
+    let to: SocketAddr = format!("{SERVER4}:8080").parse().unwrap();
+    let _server = spawn(&["run", "--config", &folder.name("t.toml")]);
+    let shown = eventually("it serves", || gates().into_iter().next());
+    assert_eq!(shown["mechanism"], "kernel", "{shown}");
+    let asked = |client: u8, target: &str| {
+        let first = format!("PROXY TCP4 192.0.2.{client} {SERVER4} 1 8080\r\n{}", get("/file"));
+        // The second has a segment of its own.
+        pair.client.run(|| ask("10.77.0.2:0", to, &[&first, &get(target)]))
+    };
+    let ok = "HTTP/1.1 200 OK";
+    assert_eq!(asked(1, "/bad"), [ok, "connection reset"]);
+    assert_eq!(asked(2, "/file"), [ok, ok], "the balancer has no penalty");
+    assert_eq!([asked(4, "/file"), asked(4, "/file")], [[ok, ok], [ok, ok]]);
+    assert_ne!(asked(4, "/file")[0], ok, "beyond its burst");
+    json(&["block", "add", "192.0.2.5", "--json"]);
+    assert_ne!(asked(5, "/file")[0], ok);
+    // Far more than the rule for all others lets the balancer have.
+    for client in 6..12 {
+        assert_eq!(asked(client, "/file"), [ok, ok]);
+    }
+}
+
+#[test]
 fn rules_act_without_privilege_on_loopback_and_change_with_a_reload() {
     let folder = Folder::with("file", "x");
     let (port, admin) = (tidegate_e2e::free_port(), tidegate_e2e::free_port());
