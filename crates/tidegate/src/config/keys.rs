@@ -243,7 +243,8 @@ static ACME: Section = Section {
             "names",
             Kind::List { of: &Kind::Host, min: 1 },
             Required,
-            "Names of hosts, without `*`. Those that a [[certificate]] is for are shown that one.",
+            "Names of hosts, without `*`; others than of Latin letters in the form `xn--...`. A [[certificate]] for one of them goes \
+             before: leave such a name out here.",
         ),
         key("email", Kind::Text, Absent("none"), "Where the authority writes to about the account."),
         key(
@@ -257,8 +258,8 @@ static ACME: Section = Section {
             "path",
             Kind::Path,
             Is("/var/lib/tidegate/acme"),
-            "A directory for the account and for certificates with their keys, in a folder for each authority. It is made if it \
-             is not there; only this user can read it.",
+            "A directory for the account and for certificates with their keys, in a folder for each directory. It is made if it \
+             is not there; only this user can read what is in it.",
         ),
         key(
             "authority",
