@@ -247,7 +247,7 @@ mod tests {
         ] {
             assert!(refused(&pem).contains(why), "{why}: {}", refused(&pem));
         }
-        for names in [&["a.example"][..], &["b.example", "A.example"], &["*.example"]] {
+        for names in [&["a.example"][..], &["b.example", "A.example"]] {
             let read = IssuedCertificate::read("a.example", pem(names, years, 9).as_bytes()).unwrap();
             assert_eq!(read.status().certificate, "a.example");
         }
