@@ -36,6 +36,8 @@ struct Guests {
 pub struct DoorManners<'c> {
     /// Ends connections without saying so (RFC 8446 §6.1).
     pub cuts_off: bool,
+    /// Tickets that are given away after the handshake, if not as many as usual.
+    pub tickets: Option<usize>,
     /// Lets in only who shows this certificate.
     pub admits: Option<&'c Certificate>,
 }
@@ -49,7 +51,7 @@ impl TlsDoor {
     /// The same, with manners.
     pub fn with(origin: &Origin, certificate: &Certificate, manners: DoorManners<'_>) -> Self {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
-        let config = config(certificate, manners.admits);
+        let config = config(certificate, manners);
         let guests = Arc::<Mutex<Guests>>::default();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let listener = runtime.block_on(TcpListener::bind(address)).expect("the door's address");
@@ -98,10 +100,10 @@ impl TlsDoor {
     }
 }
 
-fn config(certificate: &Certificate, admits: Option<&Certificate>) -> Arc<ServerConfig> {
+fn config(certificate: &Certificate, manners: DoorManners<'_>) -> Arc<ServerConfig> {
     let builder = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
     let builder = builder.with_safe_default_protocol_versions().unwrap();
-    let builder = match admits {
+    let builder = match manners.admits {
         None => builder.with_no_client_auth(),
         Some(known) => {
             let mut roots = RootCertStore::empty();
@@ -115,6 +117,7 @@ fn config(certificate: &Certificate, admits: Option<&Certificate>) -> Arc<Server
     let key = PrivateKeyDer::from_pem_slice(certificate.key().as_bytes()).unwrap();
     let mut config = builder.with_single_cert(chain.map(Result::unwrap).collect(), key).unwrap();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    config.send_tls13_tickets = manners.tickets.unwrap_or(config.send_tls13_tickets);
     Arc::new(config)
 }
 

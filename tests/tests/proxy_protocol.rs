@@ -189,6 +189,20 @@ fn connection_of_the_balancer_itself_keeps_its_address() {
         }
     }
     site.logs("127.0.7.7", "/health");
+    // Whoever is behind it may say what he likes of himself.
+    let asked = origin.count();
+    for field in ["X-Forwarded-For: 192.0.2.9", "Forwarded: for=192.0.2.9", "X-Forwarded-Proto: https"] {
+        for mut client in [site.connect(b"PROXY UNKNOWN\r\n"), site.connect_tls(b"PROXY UNKNOWN\r\n")] {
+            assert_eq!(client.request("GET", "/health", &format!("{field}\r\n")).status, 400, "{field}");
+        }
+    }
+    run(async {
+        let mut client = site.connect_http2(b"PROXY UNKNOWN\r\n").await;
+        let request = http::Request::get("https://a.example/health").header("x-forwarded-for", "192.0.2.9");
+        assert_eq!(client.send(request).await.await.unwrap().status(), 400);
+        assert_eq!(client.get("/health").await.0.status(), 200);
+    });
+    assert_eq!(origin.count(), asked + 1, "no claim has gone on");
 }
 
 #[test]

@@ -261,6 +261,24 @@ fn requests_of_many_clients_share_connections_by_tls() {
     assert_eq!(origin.count(), 400);
 }
 
+/// What a server gives away after the handshake is work without content.
+#[test]
+fn server_that_floods_its_proxy_with_tickets_is_given_up() {
+    let (directory, certificate) = signed(&["127.0.0.1"]);
+    let origin = Origin::start(|_| Reply::ok("here"));
+    for (tickets, status) in [(100, 200), (20_000, 502)] {
+        let door = TlsDoor::with(
+            &origin,
+            &certificate,
+            DoorManners { tickets: Some(tickets), ..DoorManners::default() },
+        );
+        let tidegate = before(&[door.url("127.0.0.1")], &authority(&directory), "").start();
+        assert_eq!(tidegate.get("/").status, status, "{tickets}");
+        let said = tidegate.output().contains("records without content");
+        assert_eq!(said, status != 200, "{}", tidegate.output());
+    }
+}
+
 /// A server that takes connections and says nothing.
 #[test]
 fn handshake_that_does_not_end_is_given_up_in_time() {

@@ -326,6 +326,15 @@ pub fn other_claims<'a>(fields: &Fields<'a>, mut f: impl FnMut(&'a [u8], &'a [u8
     }
 }
 
+/// Whether a request says anything of who it comes from, or of the URL that was asked for.
+pub fn has_claims(fields: &Fields<'_>) -> bool {
+    const KNOWN: [FieldId; 4] =
+        [FieldId::Forwarded, FieldId::XForwardedFor, FieldId::XForwardedHost, FieldId::XForwardedProto];
+    let mut any = KNOWN.iter().any(|id| fields.has(*id));
+    other_claims(fields, |_, _| any = true);
+    any
+}
+
 /// A member of `X-Forwarded-For`: an address, with brackets and a port as some proxies write it.
 pub fn parse_address(member: &[u8]) -> Option<IpAddr> {
     let text = std::str::from_utf8(member).ok()?.trim_ascii();

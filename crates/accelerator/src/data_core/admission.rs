@@ -17,6 +17,7 @@ use tidegate_core::Verdict;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::watch;
 
+use crate::data_core::client::Introduced;
 use crate::data_core::{DataCore, Phase, Transport, is_out_of_descriptors};
 
 /// How often a lack of descriptors is logged; it is counted every time.
@@ -73,8 +74,8 @@ pub(super) struct Accepted {
     pub stream: TcpStream,
     /// The client: the other end, or whom a PROXY header names.
     pub peer: SocketAddr,
-    /// Whether a header names it.
-    pub is_named: bool,
+    /// Whether a header has.
+    pub introduced: Introduced,
 }
 
 /// Accepted connections by class.
@@ -179,7 +180,7 @@ impl DataCore {
         if transport.is_proxied {
             return self.introduce((stream, peer), transport, waiting);
         }
-        self.sort(Accepted { stream, peer, is_named: false }, transport, waiting);
+        self.sort(Accepted { stream, peer, introduced: Introduced::No }, transport, waiting);
     }
 
     /// Asks what becomes of a connection, if anybody has something to say about it.

@@ -32,7 +32,7 @@ pub(crate) struct Client {
     pub(super) socket: TcpStream,
     peer: SocketAddr,
     /// A PROXY header names that peer.
-    is_named: bool,
+    introduced: Introduced,
     /// What the kernel has said and nobody has used up yet.
     pub(super) ready: Cell<u8>,
     pub(super) watched: Cell<Watched>,
@@ -60,6 +60,17 @@ pub(crate) struct Client {
 /// What a connection between requests takes.
 const _: () = assert!(size_of::<Client>() <= 128);
 
+/// Whether a connection began with a PROXY header, and whom that names.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Introduced {
+    /// There was none.
+    No,
+    /// Its client, who is the connection's peer from then on.
+    Named,
+    /// Nobody: the peer is the proxy, and the client may be anybody.
+    Unnamed,
+}
+
 /// What is spoken on a connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Spoken {
@@ -82,7 +93,7 @@ impl Client {
     pub(crate) fn new(
         socket: TcpStream,
         peer: SocketAddr,
-        is_named: bool,
+        introduced: Introduced,
         place: Option<NodeId>,
         tls: Option<tls::Session>,
     ) -> Self {
@@ -90,7 +101,7 @@ impl Client {
             tls: tls.map(|session| Box::new(RefCell::new(session))),
             socket,
             peer,
-            is_named,
+            introduced,
             ready: Cell::new(READ | WRITE),
             watched: Cell::new(Watched::No),
             is_busy: Cell::new(false),
@@ -112,7 +123,12 @@ impl Client {
 
     /// Whether packets come from somebody else: rules below HTTP have not met the peer.
     pub(crate) fn is_named(&self) -> bool {
-        self.is_named
+        self.introduced == Introduced::Named
+    }
+
+    /// How the connection began.
+    pub(crate) fn introduced(&self) -> Introduced {
+        self.introduced
     }
 
     /// This end.

@@ -308,7 +308,7 @@ impl DataCore {
     }
 
     fn admit(self: &Rc<Self>, accepted: Accepted, transport: Transport) {
-        let Accepted { stream, peer, is_named } = accepted;
+        let Accepted { stream, peer, introduced } = accepted;
         self.metrics.connections_accepted_total.add(1);
         if !self.has_room(peer) {
             return;
@@ -327,7 +327,7 @@ impl DataCore {
             return;
         };
         self.metrics.connections_open.add(1);
-        session::begin(self, &Rc::new(Client::new(stream, peer, is_named, place, tls)));
+        session::begin(self, &Rc::new(Client::new(stream, peer, introduced, place, tls)));
     }
 
     /// Whether there may be one more connection, which is counted then.

@@ -17,6 +17,7 @@ use tidegate_http::{MOST_PROXY_HEADER_BYTES, ProxyHeaderError, ProxyProgress, pa
 use tokio::io::unix::AsyncFd;
 
 use crate::data_core::admission::{Accepted, Waiting};
+use crate::data_core::client::Introduced;
 use crate::data_core::{DataCore, Transport, watch};
 
 /// Whom a header names; nobody where the connection is the proxy's own.
@@ -141,6 +142,11 @@ async fn wait_for_header(room: Room, stream: TcpStream, proxy: SocketAddr, trans
     };
     // It is counted as a client's from here on.
     drop(room);
+    if !core.with_plan(|plan| plan.is_trusted(proxy.ip().to_canonical())) {
+        // A reload has taken it off the list meanwhile.
+        core.metrics.connections_accepted_total.add(1);
+        return core.metrics.proxy_senders_refused_total.add(1);
+    }
     let accepted = accepted(stream.into_inner(), proxy, &named);
     match core.judge(&accepted) {
         Some((verdict, _)) if verdict != Verdict::Continue => core.connection_policed(),
@@ -149,5 +155,6 @@ async fn wait_for_header(room: Room, stream: TcpStream, proxy: SocketAddr, trans
 }
 
 fn accepted(stream: TcpStream, proxy: SocketAddr, Named(client): &Named) -> Accepted {
-    Accepted { stream, peer: client.unwrap_or(proxy), is_named: client.is_some() }
+    let introduced = if client.is_some() { Introduced::Named } else { Introduced::Unnamed };
+    Accepted { stream, peer: client.unwrap_or(proxy), introduced }
 }

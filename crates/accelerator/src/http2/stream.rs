@@ -156,7 +156,7 @@ async fn answer(
     let request = driver::Request { arrival, head: head.into(), body };
     let from = From {
         local: shared.local,
-        whose: Whose::Connected { place: shared.client.place, is_named: shared.client.is_named() },
+        whose: Whose::Connected { place: shared.client.place, introduced: shared.client.introduced() },
         is_encrypted: shared.client.is_encrypted(),
     };
     // For what is cancelled by now nothing is begun.

@@ -15,11 +15,13 @@ use std::time::Instant;
 use tidegate_core::hooks::{Reply, ResponseView, Via};
 use tidegate_core::{NodeId, Reason, Verdict};
 use tidegate_dhttp::driver::{Request, Response};
+use tidegate_http::forward::has_claims;
 use tidegate_http::normalize::{Kept, normalize};
 use tidegate_http::{BodyFraming, Method, ParsedRequest, Progress, RequestHead, RequestParser, Version};
 use tokio::sync::mpsc;
 
 use crate::cache::lookup::{self, Lookup};
+use crate::data_core::client::Introduced;
 use crate::data_core::inside::{Inner, InnerRequest, Refused, Told};
 use crate::data_core::{Bytes, DataCore, Scratch};
 use crate::defence::{self, CameFrom, Hold};
@@ -46,8 +48,8 @@ pub(crate) enum Whose {
     Connected {
         /// The connection's place in the prefix tree, if anybody watches.
         place: Option<NodeId>,
-        /// A PROXY header names the connection's client.
-        is_named: bool,
+        /// Whether a PROXY header names the connection's client.
+        introduced: Introduced,
     },
 }
 
@@ -349,7 +351,12 @@ fn judge(
 ) -> ControlFlow<Refusal, Option<Hold>> {
     let Incoming { head, normalized, peer, info, .. } = incoming;
     let now_ms = core.clock.elapsed_ms();
-    let is_named = matches!(whose, Whose::Connected { is_named: true, .. });
+    let introduced =
+        if let Whose::Connected { introduced, .. } = whose { introduced } else { Introduced::No };
+    if introduced == Introduced::Unnamed && has_claims(&head.fields) {
+        return ControlFlow::Break(Refusal::Reply(Reply { status: 400, ..Reply::default() }));
+    }
+    let is_named = introduced == Introduced::Named;
     if plan.keeps_out(&info, is_named, &core.block_list, || now_ms) {
         core.note_refused(peer, &info, Reason::Listed);
         return ControlFlow::Break(match info.via_proxy {

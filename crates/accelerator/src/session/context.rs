@@ -6,11 +6,12 @@ use std::time::Instant;
 
 use tidegate_core::hooks::{Decision, Reply};
 use tidegate_core::{NodeId, Reason, Verdict};
+use tidegate_http::forward::has_claims;
 use tidegate_http::normalize::{Kept, Normalized, normalize};
 use tidegate_http::{BodyFraming, HeadError, Method, RequestHead};
 
 use crate::cache::lookup::{self, Hit, Lookup};
-use crate::data_core::client::Client;
+use crate::data_core::client::{Client, Introduced};
 use crate::data_core::{Bytes, DataCore, Scratch};
 use crate::defence::{CameFrom, Hold};
 use crate::service::client_info::ClientInfo;
@@ -77,6 +78,12 @@ impl RequestContext {
         let mut scratch = core.scratch.borrow_mut();
         let Scratch { target, key, out, whole } = &mut *scratch;
         let normalized = normalize(head, plan.personality, target)?;
+        if client.introduced() == Introduced::Unnamed && has_claims(&head.fields) {
+            // They would be believed as the proxy's own, which knows nothing of HTTP.
+            let decision = Decision::new(Verdict::Refuse, Reason::Form);
+            let reply = Box::new(Reply { status: 400, ..Reply::default() });
+            return Ok(Handled::TurnedAway(decision, Some(reply)));
+        }
         let info = ClientInfo::of(&plan, head, self.peer.ip().to_canonical(), client.is_encrypted());
         if plan.keeps_out(&info, client.is_named(), &core.block_list, || core.clock.elapsed_ms()) {
             let decision = Decision::new(Verdict::Refuse, Reason::Listed);

@@ -188,6 +188,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::data_core::client::Introduced;
 
     /// So many clients that all owe a head, the first since longest, and their other ends.
     fn waiting_clients(count: u64) -> (Clients, Vec<Rc<Client>>, Vec<TcpStream>) {
@@ -197,7 +198,7 @@ mod tests {
         for deadline_ms in 0..count {
             peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
             let (socket, peer) = listener.accept().unwrap();
-            let client = Rc::new(Client::new(socket, peer, false, None, None));
+            let client = Rc::new(Client::new(socket, peer, Introduced::No, None, None));
             client.slot.set(Waiting::Head, 1_000 + deadline_ms);
             clients.add(&client).unwrap();
             all.push(client);

@@ -1,6 +1,6 @@
 //! A connection to a server by TLS (RFC 8446, RFC 5246).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::io::{self, ErrorKind, IoSlice, Read, Write};
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
@@ -15,7 +15,9 @@ use crate::tls::Trust;
 use crate::upstream::stream::{Heard, connect_tcp};
 
 /// Reads from the socket before others get their turn, where they bring nothing to be read.
-const READS_AT_ONCE: usize = 16;
+const READS_AT_ONCE: usize = 4;
+/// Bytes of records that may come without content: some for tickets and the largest record, and no flood.
+const MOST_WITHOUT_CONTENT: usize = 256 * 1024;
 
 /// What is wrong with an end that was not announced (RFC 8446 §6.1).
 const CUT_OFF: &str = "it was ended without close_notify";
@@ -24,20 +26,24 @@ const CUT_OFF: &str = "it was ended without close_notify";
 pub(crate) struct TlsStream {
     socket: TcpStream,
     session: RefCell<Session>,
+    /// A read has ended for the sake of others: the socket may have more, and would not say so again.
+    has_more: Cell<bool>,
 }
 
 struct Session {
     tls: ClientConnection,
     /// Bytes that are encrypted and were not said to be taken: whoever writes begins the next write with the same ones.
     owed: usize,
+    /// Bytes that have come since there was content.
+    without_content: usize,
 }
 
 impl TlsStream {
     /// Connects, and waits until both sides know each other.
     pub(super) async fn connect(server: &TlsServer, trust: &Trust) -> io::Result<Self> {
         let socket = connect_tcp(server.address).await?;
-        let session = RefCell::new(Session { tls: trust.client(server)?, owed: 0 });
-        let stream = Self { socket, session };
+        let session = RefCell::new(Session { tls: trust.client(server)?, owed: 0, without_content: 0 });
+        let stream = Self { socket, session, has_more: Cell::new(false) };
         stream.shake_hands().await?;
         Ok(stream)
     }
@@ -54,8 +60,16 @@ impl TlsStream {
         }
     }
 
-    pub(super) fn socket(&self) -> &TcpStream {
-        &self.socket
+    pub(super) async fn readable(&self) -> io::Result<()> {
+        if self.has_more.take() {
+            tokio::task::yield_now().await;
+            return Ok(());
+        }
+        self.socket.readable().await
+    }
+
+    pub(super) async fn writable(&self) -> io::Result<()> {
+        self.socket.writable().await
     }
 
     /// 0 at the end that the server has announced. Any other end is an error: what came before it need not be all.
@@ -67,9 +81,13 @@ impl TlsStream {
                 Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                     return Err(io::Error::new(error.kind(), CUT_OFF));
                 }
-                read => return read,
+                read => {
+                    session.without_content = 0;
+                    return read;
+                }
             };
         }
+        self.has_more.set(true);
         Err(ErrorKind::WouldBlock.into())
     }
 
@@ -160,6 +178,10 @@ impl Session {
 
     fn read_records(&mut self, input: &mut impl Read, socket: &TcpStream) -> io::Result<usize> {
         let length = self.tls.read_tls(input)?;
+        self.without_content += length;
+        if self.without_content > MOST_WITHOUT_CONTENT {
+            return Err(io::Error::new(ErrorKind::InvalidData, "it sends records without content"));
+        }
         let state = self.tls.process_new_packets();
         // An alert says what was wrong; what the socket has no room for goes with the next write.
         let sent = self.send(socket);
@@ -221,6 +243,10 @@ impl AsyncRead for Direction<'_> {
                     buffer.advance(read?);
                     return Poll::Ready(Ok(()));
                 }
+            }
+            if self.0.has_more.take() {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
             }
             ready!(self.0.socket.poll_read_ready(context))?;
         }

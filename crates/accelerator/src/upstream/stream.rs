@@ -50,7 +50,7 @@ impl Stream {
     pub(crate) async fn readable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.readable().await,
-            Self::Tls(stream) => stream.socket().readable().await,
+            Self::Tls(stream) => stream.readable().await,
             Self::Unix(stream) => stream.readable().await,
         }
     }
@@ -58,7 +58,7 @@ impl Stream {
     pub(crate) async fn writable(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.writable().await,
-            Self::Tls(stream) => stream.socket().writable().await,
+            Self::Tls(stream) => stream.writable().await,
             Self::Unix(stream) => stream.writable().await,
         }
     }
