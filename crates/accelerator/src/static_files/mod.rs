@@ -2,6 +2,7 @@
 
 pub(crate) mod large_files;
 pub(crate) mod serve;
+mod stored;
 mod types;
 mod watch;
 

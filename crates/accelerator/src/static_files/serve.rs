@@ -1,36 +1,32 @@
 //! Files below a root directory, kept in the cache like any response and dropped from it when they change.
 
-use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError, Weak};
 
-use tidegate_http::cache::Policy;
 use tidegate_http::normalize::{Normalized, percent_decode};
-use tidegate_http::{Method, RequestHead, date};
-use tidegate_store::{Object, Store, Visit, Writer};
+use tidegate_http::{Method, RequestHead};
+use tidegate_store::{Object, Store, Visit};
 
 use crate::cache::entries::{Entry, FileKey, PurgePattern, ResponseEntry, write_file_key};
 use crate::cache::flights::{Join, Leader, News, Outcome};
 use crate::cache::lookup::{Form, Found, Hit, find, form_of_file, hit};
 use crate::compression;
 use crate::data_core::DataCore;
-use crate::icap::Reviewed;
 use crate::service::answer::Answer;
 use crate::service::plan::{Destination, Plan, PlanError};
 use crate::settings::{Coding, Compression};
 use crate::static_files::large_files::{Known, LARGE_BYTES, LargeFile, LargeFiles};
+use crate::static_files::stored::{confirm, file_head, modified_s, store_file};
 use crate::static_files::{self, Stamp, StaticError, StaticFile, StaticRoot, Watcher};
 
 /// Bytes of a file that are read at once on the way to a client.
 const PIECE_BYTES: u64 = 64 * 1024;
-/// For how many seconds a file is served from the cache that can change unnoticed.
-const LINKED_S: u32 = 1;
 /// Every combination of content codings that a client may accept.
 const MASKS: u8 = 1 << Coding::ALL.len();
 /// A larger file is not compressed: all of it would be held in memory meanwhile.
@@ -524,133 +520,6 @@ fn load_plain(root: &Root, store: &Store, key: &[u8], path: &[u8], is_linked: bo
         Some(object) => Loaded::Stored(object),
         None => load(root, Some(store), &key, path, 0),
     }
-}
-
-/// What is stored of a linked file, if the file is still the same: good for another second.
-fn confirm(store: &Store, key: &[u8], file: &StaticFile) -> Option<Object> {
-    let stored = store.get(key).filter(|_| file.is_linked)?;
-    let Some(Entry::Response(entry)) = Entry::decode(stored.meta()) else { return None };
-    let coding = file.wanted.filter(|_| entry.is_by_coding);
-    if entry.etag != Some(etag(file, coding).as_bytes()) {
-        return None;
-    }
-    let (meta, head) = meta_and_head(file, coding);
-    store.replace_meta(key, &stored, &meta, &head).ok()
-}
-
-/// The date of a file's last change that clients are told: none to come (RFC 9110 §8.8.2.1).
-fn modified_s(file: &StaticFile, now_s: u64) -> u64 {
-    file.stamp.modified_s().min(now_s)
-}
-
-/// The entity tag of a file that is compressed here with `coding`, if with any: a weak one then, since another version of
-/// this program may make something else of it.
-fn etag(file: &StaticFile, coding: Option<Coding>) -> Cow<'_, str> {
-    match coding {
-        None => Cow::Borrowed(&file.etag),
-        Some(coding) => Cow::Owned(format!("W/{}", file.stamp.etag(Some(coding)))),
-    }
-}
-
-/// What is stored with a file's content, which is compressed here with `coding`, if with any.
-fn meta_and_head(file: &StaticFile, coding: Option<Coding>) -> (Vec<u8>, Vec<u8>) {
-    let now_s = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
-    let modified_s = modified_s(file, now_s);
-    (file_meta(file, coding, modified_s, now_s), file_head(file, coding, modified_s))
-}
-
-fn file_meta(file: &StaticFile, coding: Option<Coding>, modified_s: u64, now_s: u64) -> Vec<u8> {
-    let mut meta = Vec::with_capacity(128);
-    let etag = etag(file, coding);
-    let entry = ResponseEntry {
-        status: 200,
-        is_file: true,
-        is_by_coding: coding.is_some(),
-        policy: match file.is_linked {
-            false => Policy::default(),
-            true => Policy::fresh_for(LINKED_S, now_s),
-        },
-        reviewed: Reviewed::BY_NOBODY,
-        last_modified_s: Some(modified_s),
-        etag: Some(etag.as_bytes()),
-        tags: b"",
-    };
-    entry.encode(&mut meta);
-    meta
-}
-
-/// Reads a file into the cache, compressed if that is wanted and of use; it stays there only if nothing changed meanwhile.
-fn store_file(
-    store: &Store,
-    key: &[u8],
-    mut file: StaticFile,
-    is_current: impl Fn() -> bool,
-) -> Option<Object> {
-    let writer = match file.wanted {
-        Some(coding) => write_compressed(store, key, &mut file, coding)?,
-        None => {
-            let (meta, head) = meta_and_head(&file, None);
-            let mut writer = store.insert_sized(key, &meta, &head, file.stamp.length).ok()?;
-            read(&mut file, |piece| writer.write(piece).is_ok())?;
-            writer
-        }
-    };
-    let object = writer.commit();
-    if !is_current() {
-        store.remove(key);
-    }
-    Some(object)
-}
-
-fn write_compressed(store: &Store, key: &[u8], file: &mut StaticFile, coding: Coding) -> Option<Writer> {
-    let mut content = Vec::with_capacity(usize::try_from(file.stamp.length).ok()?);
-    read(file, |piece| {
-        content.extend_from_slice(piece);
-        true
-    })?;
-    let compressed = compression::compress_whole(&content, coding);
-    let (meta, head) = meta_and_head(file, compressed.is_some().then_some(coding));
-    let content = compressed.unwrap_or(content);
-    let mut writer = store.insert_sized(key, &meta, &head, content.len() as u64).ok()?;
-    writer.write(&content).ok()?;
-    Some(writer)
-}
-
-/// Hands on all of a file, if that is as long as it was.
-fn read(file: &mut StaticFile, mut take: impl FnMut(&[u8]) -> bool) -> Option<()> {
-    let mut buffer = vec![0; 64 * 1024];
-    let mut left = file.stamp.length;
-    loop {
-        match file.file.read(&mut buffer) {
-            Ok(0) => return (left == 0).then_some(()),
-            Ok(length) => {
-                left = left.checked_sub(length as u64)?;
-                take(&buffer[..length]).then_some(())?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return None,
-        }
-    }
-}
-
-fn file_head(file: &StaticFile, coding: Option<Coding>, modified_s: u64) -> Vec<u8> {
-    use std::io::Write;
-    let mut head = Vec::with_capacity(256);
-    let _ = write!(
-        head,
-        "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nETag: {}\r\nLast-Modified: ",
-        file.content_type,
-        etag(file, coding)
-    );
-    head.extend_from_slice(&date::format(modified_s));
-    head.extend_from_slice(b"\r\nAccept-Ranges: bytes\r\n");
-    if let Some(coding) = coding.or(file.content_encoding) {
-        let _ = write!(head, "Content-Encoding: {}\r\n", coding.name());
-    }
-    if file.vary {
-        head.extend_from_slice(b"Vary: Accept-Encoding\r\n");
-    }
-    head
 }
 
 fn failed(core: &DataCore, error: StaticError, normalized: &Normalized<'_>) -> Answer {
