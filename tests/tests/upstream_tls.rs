@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use tidegate_e2e::{
     Builder, Certificate, DoorManners, Origin, Reply, Tidegate, TlsDoor, content, eventually, free_port,
@@ -288,6 +288,29 @@ fn handshake_that_does_not_end_is_given_up_in_time() {
     let tidegate =
         before(&[format!("https://{address}")], "verify = false", "connect_timeout = \"200ms\"").start();
     assert_eq!(tidegate.get("/").status, 504);
+}
+
+/// A server that sends a byte of a message now and then would keep the start waiting for hours.
+#[test]
+fn start_does_not_wait_for_a_handshake_that_drips() {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut stream, _)) = listener.accept() {
+            // The header of a record with 16 KiB of a handshake.
+            let _ = stream.write_all(&[22, 3, 3, 0x40, 0]);
+            while stream.write_all(&[2]).is_ok() {
+                std::thread::sleep(std::time::Duration::from_millis(200));
+            }
+        }
+    });
+    let upstream = format!("https://{address}");
+    let arguments = ["run", "--listen", "127.0.0.1:0", "--admin", "127.0.0.1:0", "--upstream", &upstream];
+    let mut run = Command::new(Tidegate::binary()).args(arguments).stderr(Stdio::piped()).spawn().unwrap();
+    let ended = eventually("the start is given up", || run.try_wait().unwrap());
+    let why = std::io::read_to_string(run.stderr.take().unwrap()).unwrap();
+    assert_eq!(ended.code(), Some(1), "{why}");
+    assert!(why.contains("upstream is unreachable") && why.contains("timed out"), "{why}");
 }
 
 #[test]

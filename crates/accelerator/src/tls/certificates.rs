@@ -149,24 +149,26 @@ pub(crate) fn server_config(
     Ok((Arc::new(config), known))
 }
 
+/// The certificates in a file, of which there is at least one.
+pub(super) fn read(path: &Path) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
+    let failed = || unreadable_file("a certificate", path);
+    let certificates: Vec<_> =
+        CertificateDer::pem_file_iter(path).map_err(failed())?.collect::<Result<_, _>>().map_err(failed())?;
+    if certificates.is_empty() { Err(CertificateError::Empty(path.to_owned())) } else { Ok(certificates) }
+}
+
+fn unreadable_file(what: &'static str, path: &Path) -> impl FnOnce(PemError) -> CertificateError {
+    let path = path.to_owned();
+    move |source| CertificateError::File { what, path, source }
+}
+
 pub(super) fn load(
     certificate: &Certificate,
     provider: &CryptoProvider,
 ) -> Result<CertifiedKey, CertificateError> {
     let Certificate { chain: chain_path, key: key_path } = certificate;
-    let failed = |what, path: &Path| {
-        let path = path.to_owned();
-        move |source| CertificateError::File { what, path, source }
-    };
-    let no_chain = || failed("a certificate", chain_path);
-    let chain: Vec<_> = CertificateDer::pem_file_iter(chain_path)
-        .map_err(no_chain())?
-        .collect::<Result<_, _>>()
-        .map_err(no_chain())?;
-    if chain.is_empty() {
-        return Err(CertificateError::Empty(chain_path.clone()));
-    }
-    let key = PrivateKeyDer::from_pem_file(key_path).map_err(failed("a private key", key_path))?;
+    let chain = read(chain_path)?;
+    let key = PrivateKeyDer::from_pem_file(key_path).map_err(unreadable_file("a private key", key_path))?;
     let unusable = |path: &Path| {
         let path = path.to_owned();
         move |source| CertificateError::Unusable { path, source }

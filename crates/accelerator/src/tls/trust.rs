@@ -2,14 +2,12 @@
 
 use std::io;
 use std::net::TcpStream;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
-use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
@@ -58,20 +56,39 @@ impl Trust {
 
     /// Connects to a server, and waits until both sides know each other. Blocks.
     pub fn probe(&self, server: &TlsServer, timeout: Duration) -> io::Result<()> {
+        let began = Instant::now();
         let mut socket = TcpStream::connect_timeout(&server.address, timeout)?;
-        socket.set_read_timeout(Some(timeout))?;
-        socket.set_write_timeout(Some(timeout))?;
         let mut client = self.client(server)?;
-        while client.is_handshaking() {
-            client.complete_io(&mut socket).map_err(|error| match error.kind() {
-                io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
-                _ => error,
-            })?;
+        while client.is_handshaking() || client.wants_write() {
+            // A server that sends a byte now and then has no longer than one that is silent.
+            let left = timeout.checked_sub(began.elapsed()).filter(|left| !left.is_zero());
+            let left = left.ok_or(io::ErrorKind::TimedOut)?;
+            if client.wants_write() {
+                socket.set_write_timeout(Some(left))?;
+                client.write_tls(&mut socket).map_err(timed_out)?;
+                continue;
+            }
+            socket.set_read_timeout(Some(left))?;
+            if client.read_tls(&mut socket).map_err(timed_out)? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            if let Err(error) = client.process_new_packets() {
+                // An alert says what was wrong; it is no matter to us whether the server learns of it.
+                let _ = client.write_tls(&mut socket);
+                return Err(io::Error::new(io::ErrorKind::InvalidData, error));
+            }
         }
         client.send_close_notify();
-        // It is no matter to us whether the server learns of it.
-        let _ = client.complete_io(&mut socket);
+        let _ = client.write_tls(&mut socket);
         Ok(())
+    }
+}
+
+/// A socket with a timeout says that it would block (socket(7)).
+fn timed_out(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::WouldBlock => io::ErrorKind::TimedOut.into(),
+        _ => error,
     }
 }
 
@@ -96,7 +113,7 @@ impl Known {
         let mut roots = RootCertStore::empty();
         let named = match &settings.authority {
             Some(path) => {
-                let certificates = read(path)?;
+                let certificates = certificates::read(path)?;
                 for certificate in &certificates {
                     roots
                         .add(certificate.clone())
@@ -117,13 +134,6 @@ impl Known {
         let authorities = authorities.build().map_err(|error| CertificateError::Make(error.to_string()))?;
         Ok(Self { authorities: Some(authorities), named, algorithms })
     }
-}
-
-fn read(path: &Path) -> Result<Vec<CertificateDer<'static>>, CertificateError> {
-    let failed = |source| CertificateError::File { what: "a certificate", path: PathBuf::from(path), source };
-    let certificates: Vec<_> =
-        CertificateDer::pem_file_iter(path).map_err(failed)?.collect::<Result<_, _>>().map_err(failed)?;
-    if certificates.is_empty() { Err(CertificateError::Empty(path.to_owned())) } else { Ok(certificates) }
 }
 
 impl ServerCertVerifier for Known {

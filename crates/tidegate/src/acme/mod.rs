@@ -65,11 +65,13 @@ pub(crate) struct Wanted {
 }
 
 impl Wanted {
-    /// Whether orders and certificates of one are as good for the other.
-    fn is_of_same_authority(&self, other: &Self) -> bool {
-        let names = Vec::new;
-        let bare = |wanted: &Self| AcmeSettings { names: names(), ..wanted.settings.clone() };
-        bare(self) == bare(other)
+    /// Whether orders and certificates of one are as good for the other, if there are both.
+    fn is_of_same_authority(one: Option<&Self>, other: Option<&Self>) -> bool {
+        let (Some(one), Some(other)) = (one, other) else { return false };
+        let AcmeSettings { names: _, email, directory, path, authority } = &one.settings;
+        let others = &other.settings;
+        (email, directory, path, authority)
+            == (&others.email, &others.directory, &others.path, &others.authority)
     }
 }
 
@@ -94,8 +96,7 @@ struct State {
 impl State {
     /// Whether what was ordered for `name` is wanted still.
     fn wants(&self, name: &str, from: &Wanted) -> bool {
-        self.wanted.as_ref().is_some_and(|wanted| wanted.is_of_same_authority(from))
-            && self.names.contains_key(name)
+        self.names.contains_key(name) && Wanted::is_of_same_authority(self.wanted.as_deref(), Some(from))
     }
 }
 
@@ -181,10 +182,7 @@ impl Acme {
     pub(crate) fn apply(&self, wanted: Option<Wanted>) {
         let wanted = wanted.map(Arc::new);
         let mut state = self.state();
-        let is_same = match (&wanted, &state.wanted) {
-            (Some(new), Some(old)) => new.is_of_same_authority(old),
-            _ => false,
-        };
+        let is_same = Wanted::is_of_same_authority(wanted.as_deref(), state.wanted.as_deref());
         let mut known = std::mem::take(&mut state.names);
         self.issued.retain(wanted.as_ref().map_or(&[][..], |wanted| &wanted.settings.names));
         if let Some(wanted) = &wanted {
@@ -247,11 +245,7 @@ impl Acme {
             }
             is_wanted
         });
-        let is_same = match (&state.wanted, &orders.authority) {
-            (Some(new), Some(old)) => new.is_of_same_authority(old),
-            _ => false,
-        };
-        if !is_same {
+        if !Wanted::is_of_same_authority(state.wanted.as_deref(), orders.authority.as_deref()) {
             orders.account = Arc::default();
             orders.authority.clone_from(&state.wanted);
         }
@@ -285,8 +279,10 @@ impl Acme {
     /// An order has ended: by itself, because it was given up, or by a fault of ours.
     async fn ended(&self, orders: &mut Orders, ended: Result<(Id, Result<Vec<u8>, String>), JoinError>) {
         let id = ended.as_ref().map_or_else(JoinError::id, |(id, _)| *id);
-        let outcome =
-            ended.map_or_else(|error| Err(format!("the order broke off: {error}")), |(_, outcome)| outcome);
+        let outcome = ended.map_or_else(
+            |error| Err(plain(&format!("the order broke off: {error}"))),
+            |(_, outcome)| outcome,
+        );
         let Some((name, from, _)) = orders.known.remove(&id) else { return };
         if outcome.is_err() {
             // What the authority says of itself may have changed.

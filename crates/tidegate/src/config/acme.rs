@@ -13,7 +13,7 @@ use crate::acme::AcmeSettings;
 /// RFC 1035 §2.3.4.
 const MAX_NAME_BYTES: usize = 253;
 const MAX_LABEL_BYTES: usize = 63;
-/// Each is an order of its own, one after the other.
+/// Each is an order of its own, a few at the same time.
 const MAX_NAMES: usize = 1000;
 
 pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Option<AcmeSettings> {

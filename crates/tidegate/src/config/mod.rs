@@ -69,6 +69,9 @@ pub(crate) struct Loaded {
 pub(crate) fn certificate_hint(error: &CertificateError) -> &'static str {
     match error {
         CertificateError::Mismatch { .. } => "chain and key have to be of one issue",
+        CertificateError::NoAuthorities => {
+            "install those of the system (ca-certificates), or name one in `authority`"
+        }
         CertificateError::Nameless(_) => "no client would be shown it: only the first may be without one",
         _ => "it has to be a PEM file, not encrypted, that this user may read",
     }

@@ -102,10 +102,8 @@ impl Places {
         }
         for section in file.tables("upstream") {
             let Some(name) = section.text("name") else { continue };
-            for (key, tls) in
-                ["authority", "certificate"].into_iter().zip(std::iter::repeat(section.table("tls")))
-            {
-                if let Some(tls) = tls {
+            if let Some(tls) = section.table("tls") {
+                for key in ["authority", "certificate"] {
                     note(Subject::UpstreamTls(name.clone(), key), tls, key);
                 }
             }
