@@ -5,7 +5,7 @@
 use libfuzzer_sys::fuzz_target;
 use tidegate_http::forward::{ForwardContext, write_upstream_request};
 use tidegate_http::normalize::{Personality, normalize};
-use tidegate_http::{BodyFraming, FieldId, HeadError, HeadLimits, Progress, RequestParser};
+use tidegate_http::{BodyFraming, FieldId, FieldRules, HeadError, HeadLimits, Progress, RequestParser};
 
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 256, head_bytes: 1024, fields: 12 };
 
@@ -61,6 +61,7 @@ fn check_forwarded(parser: &RequestParser, bytes: &[u8]) {
         removed: &[],
         added: &[],
         own_cookie: b"pass",
+        rules: FieldRules::NONE,
     };
     let mut out = Vec::new();
     write_upstream_request(&head, &normalized, &context, &mut out);

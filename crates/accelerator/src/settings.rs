@@ -9,8 +9,8 @@ use std::time::Duration;
 use rustls::pki_types::ServerName;
 use tidegate_core::IpPrefix;
 use tidegate_core::hooks::ChainSource;
-use tidegate_http::HeadLimits;
 use tidegate_http::normalize::Personality;
+use tidegate_http::{FieldRules, HeadLimits};
 
 use crate::data_core::admission::Admission;
 use crate::tls::{CertificateError, Issued, Trust};
@@ -265,6 +265,48 @@ pub struct Route {
     pub path: String,
     /// What answers.
     pub target: Target,
+    /// What an upstream is asked for in the place of the path.
+    pub rewrite: Option<Substitute>,
+    /// What is changed of the fields of requests to an upstream.
+    pub request_fields: FieldRules,
+    /// What is changed of the fields of responses of an upstream, of files, or of a redirect.
+    pub response_fields: FieldRules,
+}
+
+impl Route {
+    /// A route that changes nothing.
+    pub fn new(host: impl Into<String>, path: impl Into<String>, target: Target) -> Self {
+        Self {
+            host: host.into(),
+            path: path.into(),
+            target,
+            rewrite: None,
+            request_fields: FieldRules::default(),
+            response_fields: FieldRules::default(),
+        }
+    }
+
+    /// The path that requests begin with; a `*` at its end says nothing more.
+    pub(crate) fn prefix(&self) -> &str {
+        self.path.trim_end_matches('*')
+    }
+}
+
+/// What takes the place of the start of a path.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Substitute {
+    /// A path, or a URL as far as its path.
+    pub text: String,
+    /// What follows the route's path, and the query, follow here too.
+    pub keeps_rest: bool,
+}
+
+impl Substitute {
+    /// `text` with `*` at its end for what follows.
+    pub fn new(text: &str) -> Self {
+        let before = text.strip_suffix('*');
+        Self { text: before.unwrap_or(text).to_owned(), keeps_rest: before.is_some() }
+    }
 }
 
 /// What answers a route's requests.
@@ -274,6 +316,13 @@ pub enum Target {
     Upstream(String),
     /// Files below this directory.
     Root(PathBuf),
+    /// Another URL.
+    Redirect {
+        /// The URL, or a path on the same host.
+        to: Substitute,
+        /// 301, 302, 303, 307 or 308; `None`: for good, with the method that was used (RFC 9110 §15.4.2, §15.4.9).
+        status: Option<u16>,
+    },
 }
 
 /// An ICAP service (RFC 3507), and the messages that it looks at.

@@ -161,11 +161,7 @@ impl Site {
             https_only: false,
             compression: tidegate_accelerator::settings::Compression::default(),
             upstreams: vec![Upstream::new("app", vec![origin()])],
-            routes: vec![Route {
-                host: "*".into(),
-                path: "/".into(),
-                target: Target::Upstream("app".into()),
-            }],
+            routes: vec![Route::new("*", "/", Target::Upstream("app".into()))],
             cache: Cache { memory_bytes: 8 << 20, ..Cache::default() },
             limits: Limits::default(),
             trusted_proxies: Vec::new(),

@@ -7,6 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use crate::chars::is_token;
 use crate::decimal::write_address;
 use crate::field::{FieldId, Fields};
+use crate::field_rules::{FieldRules, Said};
 use crate::head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
 use crate::normalize::Normalized;
 use crate::write_decimal;
@@ -32,6 +33,8 @@ pub struct ForwardContext<'c> {
     pub added: &'c [(&'c [u8], &'c [u8])],
     /// The name of a cookie of our own, which is no business of the next hop's; empty: none.
     pub own_cookie: &'c [u8],
+    /// What the operator changes of the fields.
+    pub rules: &'c FieldRules,
 }
 
 /// Whether a field concerns one connection only (RFC 9110 §7.6.1), whatever `Connection` says.
@@ -107,10 +110,11 @@ pub fn write_upstream_request(
     out: &mut Vec<u8>,
 ) {
     write_request_line(head, normalized, out);
-    write_field(b"Host", normalized.authority, out);
+    write_field(b"Host", context.rules.host().unwrap_or(normalized.authority), out);
     let options = ConnectionOptions::of(head.fields);
+    let goes_on = |id, name: &[u8]| is_end_to_end(id, name, head, &options, context);
     for (id, name, value) in head.fields.iter() {
-        if is_end_to_end(id, name, head, &options, context) {
+        if goes_on(id, name) {
             match id {
                 FieldId::MaxForwards if matches!(head.method, Method::Options | Method::Trace) => {
                     write_max_forwards(value, out);
@@ -129,6 +133,11 @@ pub fn write_upstream_request(
     write_provenance(head, normalized, context, out);
     for (name, value) in context.added {
         write_field(name, value, out);
+    }
+    if !context.rules.is_empty() {
+        let kept = || head.fields.iter().filter(|(id, name, _)| goes_on(*id, name));
+        let has_kept = |is_named: &dyn Fn(_, &[u8]) -> bool| kept().any(|(id, name, _)| is_named(id, name));
+        context.rules.write(Said::OfAnything, has_kept, out);
     }
     out.extend_from_slice(b"\r\n");
 }
@@ -184,8 +193,12 @@ fn is_end_to_end(
         FieldId::Other if !context.trusted_client && claims_provenance(name) => false,
         FieldId::Other if is_any_of(name, &[b"http2-settings", b"surrogate-capability"]) => false,
         // A request that is answered from the cache as a GET must be one to the origin too.
-        FieldId::Other if head.method.is_safe() && is_any_of(name, &METHOD_OVERRIDES) => false,
-        _ => !context.removed.contains(&id) && !options.removes(id, name),
+        FieldId::Other if head.method.is_safe() && is_method_override(name) => false,
+        _ => {
+            !context.removed.contains(&id)
+                && !options.removes(id, name)
+                && !context.rules.removes(id, name, Said::OfAnything)
+        }
     }
 }
 
@@ -245,6 +258,11 @@ fn is_any_of(name: &[u8], names: &[&[u8]]) -> bool {
     names.iter().any(|known| name.len() == known.len() && begins_like(name, known))
 }
 
+/// Whether some framework takes a request with this field for one with another method.
+pub(crate) fn is_method_override(name: &[u8]) -> bool {
+    is_any_of(name, &METHOD_OVERRIDES)
+}
+
 /// The protocols of the `Upgrade` fields to which a connection may change (RFC 9110 §7.8). Not among them are those
 /// that carry requests of their own, which would pass every check of ours: `h2c`, which RFC 9113 §3.1 has dropped,
 /// other versions of HTTP, and TLS (RFC 2817); nor what is no protocol, in which a lax server may find one of those. Of
@@ -274,12 +292,12 @@ fn claims_provenance(name: &[u8]) -> bool {
 }
 
 /// `Proxy` becomes HTTP_PROXY in CGI programs ("httpoxy").
-fn is_proxy_field(name: &[u8]) -> bool {
+pub(crate) fn is_proxy_field(name: &[u8]) -> bool {
     begins_like(name, b"proxy") && matches!(name.get(5), None | Some(b'-' | b'_'))
 }
 
 /// Whether only an underscore tells the name from one that is known here.
-fn imitates_known_field(name: &[u8]) -> bool {
+pub(crate) fn imitates_known_field(name: &[u8]) -> bool {
     let mut hyphened = [0; crate::names::NAME_BLOCK];
     let Some(hyphened) = hyphened.get_mut(..name.len()).filter(|_| name.contains(&b'_')) else {
         return false;

@@ -7,7 +7,8 @@ use tidegate_http::forward::{
 };
 use tidegate_http::normalize::{Personality, normalize};
 use tidegate_http::{
-    BodyFraming, FieldId, HeadError, HeadLimits, Progress, RequestParser, ResponseParser, status_reason,
+    BodyFraming, FieldId, FieldRules, HeadError, HeadLimits, Progress, RequestParser, ResponseParser,
+    status_reason,
 };
 
 const CONTEXT: ForwardContext<'static> = ForwardContext {
@@ -20,6 +21,7 @@ const CONTEXT: ForwardContext<'static> = ForwardContext {
     removed: &[],
     added: &[],
     own_cookie: b"",
+    rules: FieldRules::NONE,
 };
 
 fn forwarded(request: &str, context: &ForwardContext<'_>) -> String {

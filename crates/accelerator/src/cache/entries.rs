@@ -194,16 +194,24 @@ pub(crate) fn read_variant<'n>(
 }
 
 /// Writes the key of the file that has this path, which begins with a slash, below a root; the codings that its readers
-/// accept are the last byte. Of roots one of which lies in the other each has its own: what one of them hides is
+/// accept are the last byte, and before them is what routes change of its head. Of roots one of which lies in the other each has its own: what one of them hides is
 /// nothing to be found under the key of the other.
 #[inline]
-pub(crate) fn write_file_key(root: &[u8], path: impl FnOnce(&mut Vec<u8>), codings: u8, out: &mut Vec<u8>) {
+pub(crate) fn write_file_key(
+    root: &[u8],
+    path: impl FnOnce(&mut Vec<u8>),
+    changes: u64,
+    codings: u8,
+    out: &mut Vec<u8>,
+) {
     out.clear();
     out.extend_from_slice(FILE_SCHEME);
     out.extend_from_slice(root);
     out.push(KEY_SEPARATOR);
     path(out);
-    out.extend_from_slice(&[KEY_SEPARATOR, codings]);
+    out.push(KEY_SEPARATOR);
+    out.extend_from_slice(&changes.to_le_bytes());
+    out.push(codings);
 }
 
 /// What [`write_file_key`] wrote a key of.
@@ -217,6 +225,7 @@ impl<'k> FileKey<'k> {
     /// `None` if it is the key of something else.
     pub(crate) fn read(key: &'k [u8]) -> Option<Self> {
         let (&codings, rest) = key.strip_prefix(FILE_SCHEME)?.split_last()?;
+        let (rest, _changes) = rest.split_last_chunk::<8>()?;
         let rest = rest.strip_suffix(&[KEY_SEPARATOR])?;
         let root = url_of(rest);
         Some(Self { root, path: rest.get(root.len() + 1..)?, codings })
@@ -461,7 +470,7 @@ mod tests {
     fn patterns_match_files_in_whichever_root_they_lie() {
         let matches = |pattern: &str, root: &str, path: &str| {
             let mut key = Vec::new();
-            write_file_key(root.as_bytes(), |key| key.extend_from_slice(path.as_bytes()), 3, &mut key);
+            write_file_key(root.as_bytes(), |key| key.extend_from_slice(path.as_bytes()), 7, 3, &mut key);
             pattern.parse::<PurgePattern>().unwrap().matches(&key, b"")
         };
         for (root, path) in [("/srv", "/a/b"), ("/srv/a", "/b")] {
@@ -479,18 +488,25 @@ mod tests {
 
     #[test]
     fn a_file_below_two_roots_has_two_keys_and_each_is_read_as_it_was_written() {
-        let key = |root: &[u8], path: &[u8], codings| {
+        let key = |root: &[u8], path: &[u8], changes, codings| {
             let mut key = Vec::new();
-            write_file_key(root, |key| key.extend_from_slice(path), codings, &mut key);
+            write_file_key(root, |key| key.extend_from_slice(path), changes, codings, &mut key);
             key
         };
-        assert_ne!(key(b"/srv", b"/.hidden/x", 0), key(b"/srv/.hidden", b"/x", 0));
-        for codings in 0..4 {
-            let key = key(b"/srv/a", b"/b", codings);
+        assert_ne!(key(b"/srv", b"/.hidden/x", 0, 0), key(b"/srv/.hidden", b"/x", 0, 0));
+        assert_ne!(key(b"/srv", b"/x", 1, 0), key(b"/srv", b"/x", 2, 0));
+        for (codings, changes) in [(0, 0), (1, 1), (2, u64::MAX), (3, 0x0100)] {
+            let key = key(b"/srv/a", b"/b", changes, codings);
             let read = FileKey::read(&key).unwrap();
             assert_eq!((read.root, read.path, read.codings), (&b"/srv/a"[..], &b"/b"[..], codings));
         }
-        for other in [&b"http://a/b"[..], b"file:", b"file:/srv", b"file:/srv/b\0\x03"] {
+        for other in [
+            &b"http://a/b"[..],
+            b"file:",
+            b"file:/srv",
+            b"file:/srv/b\0\x03",
+            b"file:/srv/b\0\0\0\0\0\0\0\0\0",
+        ] {
             assert!(FileKey::read(other).is_none(), "{other:?}");
         }
     }

@@ -149,7 +149,7 @@ impl Fetch<'_> {
     }
 
     fn patience(&self) -> Duration {
-        let group = self.plan.groups().get(self.group);
+        let group = self.plan.groups().get(self.to.index);
         group.map_or(FOLLOW_GRACE, |group| {
             group.settings.connect_timeout + group.settings.response_timeout + FOLLOW_GRACE
         })

@@ -11,7 +11,8 @@ use crate::cache::entries::{Entry, ResponseEntry, append_variant, write_url_key}
 use crate::cache::fill::Forward;
 use crate::data_core::DataCore;
 use crate::service::client_info::ClientInfo;
-use crate::service::plan::{Destination, Plan};
+use crate::service::plan::Plan;
+use crate::service::routes::Destination;
 use crate::static_files::serve;
 
 /// Whether the cache answers.
@@ -102,7 +103,8 @@ pub(crate) fn locate<'c>(
     let store = core.store.as_deref()?;
     match plan.route(normalized)? {
         Destination::Upstream(_) => write_url_key(normalized, info, key),
-        Destination::Root(index) => serve::write_key(plan.roots.get(index)?, head, normalized, key),
+        Destination::Root(root) => serve::write_key(plan, root, head, normalized, key)?,
+        Destination::Redirect(_) => return None,
     }
     Some(store)
 }

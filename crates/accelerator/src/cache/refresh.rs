@@ -18,6 +18,7 @@ use crate::service::answer::Incoming;
 use crate::service::client_info::ClientInfo;
 use crate::service::fetch::Fetch;
 use crate::service::plan::Plan;
+use crate::service::routes::Changed;
 use crate::upstream::{EmptyBody, Pools};
 
 impl Fetch<'_> {
@@ -27,12 +28,12 @@ impl Fetch<'_> {
         let epoch = self.core.flights.epoch(url_key);
         let Join::Lead(leader) = self.core.flights.join(stale.key(), epoch, identifies) else { return };
         let core = Rc::clone(self.core);
-        let (plan, pools, group) = (Arc::clone(self.plan), Rc::clone(self.pools), self.group);
+        let (plan, pools, to) = (Arc::clone(self.plan), Rc::clone(self.pools), self.to);
         let (buffer, peer) = (self.incoming.buffer.to_vec(), self.incoming.peer);
         let is_encrypted = self.incoming.info.is_encrypted;
         let url_key = url_key.to_vec();
         tokio::task::spawn_local(async move {
-            let place = Place { core: &core, plan: &plan, pools: &pools, group };
+            let place = Place { core: &core, plan: &plan, pools: &pools, to };
             refresh(place, &buffer, (peer, is_encrypted), &url_key, stale, leader).await;
         });
     }
@@ -43,7 +44,7 @@ struct Place<'a> {
     core: &'a Rc<DataCore>,
     plan: &'a Arc<Plan>,
     pools: &'a Rc<Pools>,
-    group: usize,
+    to: Changed,
 }
 
 /// Validates a stored response; the request is read again from its bytes. Boxed because the answer to a request may
@@ -57,7 +58,7 @@ fn refresh<'r>(
     leader: Leader,
 ) -> std::pin::Pin<Box<dyn Future<Output = ()> + 'r>> {
     Box::pin(async move {
-        let Place { core, plan, pools, group } = place;
+        let Place { core, plan, pools, to } = place;
         let mut parser = RequestParser::new(plan.limits.head);
         let Ok(Progress::Complete { .. }) = parser.parse(buffer) else { return };
         let head = parser.head(buffer);
@@ -67,7 +68,7 @@ fn refresh<'r>(
         let incoming =
             Incoming { head: &head, normalized: &normalized, buffer, peer, info, is_absent: false };
         let Some(store) = &core.store else { return };
-        let fetch = Fetch { core, plan, pools, group, incoming, variant: Cell::new(0) };
+        let fetch = Fetch { core, plan, pools, to, incoming, variant: Cell::new(0) };
         // What is to be stored is stored whether or not anybody reads the answer.
         let epoch = core.flights.epoch(url_key);
         let miss = Miss { epoch, stale: Some(stale), leader: Some(leader), reason: Forwarded::Stale };

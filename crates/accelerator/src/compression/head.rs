@@ -3,9 +3,7 @@
 use tidegate_http::cache::conditional::entity_tags;
 use tidegate_http::cache::vary;
 use tidegate_http::forward::write_response_fields;
-use tidegate_http::{
-    BodyFraming, FieldId, Fields, HeadLimits, Method, Progress, ResponseHead, ResponseParser,
-};
+use tidegate_http::{BodyFraming, FieldId, Fields, Method, ResponseHead};
 
 use crate::cache::fill::write_status_line;
 use crate::settings::Coding;
@@ -66,7 +64,7 @@ pub(super) fn rewritten(response: &ResponseHead<'_>, coding: Option<Coding>, met
     if !varies_by_coding(&response.fields) {
         out.extend_from_slice(VARY_LINE);
     }
-    parsed(out, method)
+    Head::read(out, method)
 }
 
 /// RFC 9110 §8.8.1: what is compressed anew need not be the same byte for byte.
@@ -77,22 +75,6 @@ fn write_weak_etag(etag: &[u8], out: &mut Vec<u8>) {
     }
     out.extend_from_slice(etag);
     out.extend_from_slice(b"\r\n");
-}
-
-/// Ends the head and reads it.
-fn parsed(mut out: Vec<u8>, method: Method) -> Option<Head> {
-    out.extend_from_slice(b"\r\n");
-    // That of an origin, and what is added to it.
-    let head_bytes = u32::try_from(out.len()).ok()?;
-    let limits = HeadLimits { fields: u16::MAX, head_bytes, ..HeadLimits::default() };
-    let mut parser = ResponseParser::new(limits);
-    parser.reset(method);
-    match parser.parse(&out) {
-        Ok(Progress::Complete { length }) if length == out.len() => {
-            Some(Head { parsed: parser.parsed(), bytes: out })
-        }
-        _ => None,
-    }
 }
 
 /// A 304 about a stored response whose head was rewritten here: what the origin says of its own is said of that.
@@ -126,7 +108,7 @@ fn restate(response: &mut Response, is_weakened: impl Fn(&[u8]) -> bool, selects
     if varies {
         out.extend_from_slice(VARY_LINE);
     }
-    if let Some(head) = parsed(out, Method::Get) {
+    if let Some(head) = Head::read(out, Method::Get) {
         response.set_head(head);
     }
 }

@@ -261,7 +261,7 @@ impl Asking<'_> {
             body.put_back(rest);
         }
         link.is_sent = false;
-        let mut upload = Upload::new(link.stream(), BodyFraming::Chunked, silence);
+        let mut upload = Upload::new(link.stream(), BodyFraming::Chunked, silence, true);
         let (mut answer, mut answered) = (Answer::default(), None);
         while answered.is_none() && !link.is_sent {
             tokio::select! {

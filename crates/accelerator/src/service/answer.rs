@@ -15,7 +15,8 @@ use crate::data_core::DataCore;
 use crate::icap::{self, AdaptedRequest, Review};
 use crate::service::client_info::ClientInfo;
 use crate::service::fetch::Fetch;
-use crate::service::plan::{Destination, Plan};
+use crate::service::plan::Plan;
+use crate::service::routes::Destination;
 use crate::static_files::serve::{self, OpenFile};
 use crate::upstream::{EmptyBody, RequestBody, Response};
 
@@ -161,11 +162,14 @@ async fn answer_reviewed<B: RequestBody>(core: &Rc<DataCore>, incoming: Incoming
     let (plan, pools) = core.plan_and_pools();
     match plan.route(incoming.normalized) {
         None => Answer::status(404),
-        Some(Destination::Root(index)) => {
-            Box::pin(serve::answer(core, &plan, index, incoming.head, incoming.normalized)).await
+        Some(Destination::Root(root)) => {
+            Box::pin(serve::answer(core, &plan, root, incoming.head, incoming.normalized)).await
         }
-        Some(Destination::Upstream(group)) => {
-            let fetch = Fetch { core, plan: &plan, pools: &pools, group, incoming, variant: Cell::new(0) };
+        Some(Destination::Redirect(index)) => {
+            plan.routes.redirect(index, incoming.head.method, incoming.normalized)
+        }
+        Some(Destination::Upstream(to)) => {
+            let fetch = Fetch { core, plan: &plan, pools: &pools, to, incoming, variant: Cell::new(0) };
             fetch.answer(body).await
         }
     }

@@ -17,6 +17,7 @@ use crate::data_core::DataCore;
 use crate::icap;
 use crate::service::answer::{Answer, Incoming};
 use crate::service::plan::Plan;
+use crate::service::routes::Changed;
 use crate::settings::Balance;
 use crate::upstream::{OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
@@ -34,9 +35,9 @@ pub(crate) const ADDED: [(&[u8], &[u8]); 1] =
 pub(crate) struct Fetch<'a> {
     pub core: &'a Rc<DataCore>,
     pub plan: &'a Arc<Plan>,
-    /// Those of the plan, to whose groups `group` belongs.
+    /// Those of the plan, to whose groups `to` belongs.
     pub pools: &'a Rc<Pools>,
-    pub group: usize,
+    pub to: Changed,
     pub incoming: Incoming<'a>,
     /// A hash of the variant's key that the cache was asked for in vain.
     pub variant: Cell<u64>,
@@ -148,7 +149,7 @@ impl Fetch<'_> {
         if !error.is_clients_fault() {
             self.core.metrics.upstream_errors_total.add(1);
             if self.core.log_limits.upstream.may_log(self.core.clock.elapsed_ms()) {
-                let group = self.plan.groups().get(self.group).map_or("", |group| &group.settings.name);
+                let group = self.plan.groups().get(self.to.index).map_or("", |group| &group.settings.name);
                 let target = String::from_utf8_lossy(self.incoming.head.target);
                 tracing::warn!(%error, upstream = group, %target, "no answer from the upstream");
             }
@@ -164,6 +165,7 @@ impl Fetch<'_> {
         body: B,
     ) -> Result<Box<Response>, UpstreamError> {
         let head = self.incoming.head;
+        let changes = self.plan.routes.changes(self.to.changes);
         let context = ForwardContext {
             client: self.incoming.peer,
             scheme: if self.incoming.info.is_encrypted { "https" } else { "http" },
@@ -174,9 +176,12 @@ impl Fetch<'_> {
             removed,
             added,
             own_cookie: self.core.own_cookie(),
+            rules: &changes.requests,
         };
+        let path = changes.rewritten(self.incoming.normalized.path);
+        let normalized = Normalized { path: &path, ..*self.incoming.normalized };
         let mut bytes = Vec::with_capacity(1024);
-        write_upstream_request(head, self.incoming.normalized, &context, &mut bytes);
+        write_upstream_request(head, &normalized, &context, &mut bytes);
         let request = OutgoingRequest {
             head: &bytes,
             method: head.method,
@@ -185,8 +190,13 @@ impl Fetch<'_> {
             framing,
             hash: self.placing_hash(),
             upgrade: head.upgrade.then_some(head.fields),
+            // A rule for fields holds for what an application may take for one of them.
+            passes_trailers: changes.requests.is_empty(),
         };
-        let mut response = self.pools.send(self.group, request, body).await?;
+        let mut response = self.pools.send(self.to.index, request, body).await?;
+        if !changes.responses.fields.is_empty() {
+            response.change_fields(&changes.responses.fields, head.method)?;
+        }
         if !self.plan.icap.is_empty() {
             response = Box::pin(icap::review_response(self.core, &self.incoming, response)).await?;
         }
@@ -204,7 +214,7 @@ impl Fetch<'_> {
     /// What decides which server of the group answers, where that is decided so.
     fn placing_hash(&self) -> u64 {
         let normalized = self.incoming.normalized;
-        match self.plan.groups().get(self.group).map(|group| group.settings.balance) {
+        match self.plan.groups().get(self.to.index).map(|group| group.settings.balance) {
             Some(Balance::HashUrl) => url_hash(normalized),
             Some(Balance::HashHost) => xxhash_rust::xxh3::xxh3_64(normalized.authority),
             _ => 0,

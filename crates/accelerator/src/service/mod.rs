@@ -5,3 +5,4 @@ pub(crate) mod block_list;
 pub(crate) mod client_info;
 pub(crate) mod fetch;
 pub mod plan;
+pub(crate) mod routes;

@@ -18,6 +18,7 @@ use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
 use crate::service::answer::{self, Answer};
 use crate::service::block_list::BlockListCache;
 use crate::service::client_info::ClientInfo;
+use crate::service::routes::{Destination, Routes};
 use crate::settings::{
     Compression, IcapService, IcapSubject, Limits, Listener, Protocol, Route, Settings, Target,
 };
@@ -73,15 +74,6 @@ pub enum PlanError {
     Upstream(#[from] GroupError),
 }
 
-/// What answers a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Destination {
-    /// The upstream group with this index.
-    Upstream(usize),
-    /// The root directory with this index.
-    Root(usize),
-}
-
 /// The settings in force.
 pub(crate) struct Plan {
     pub limits: Limits,
@@ -108,22 +100,7 @@ pub(crate) struct Plan {
     pub roots: Vec<Arc<Root>>,
     /// Whether the servers behind take paths in any case for the same.
     pub folds_case: bool,
-    /// The most specific first, so that the first match is the answer.
-    routes: Vec<(Pattern, Destination)>,
-}
-
-struct Pattern {
-    host: HostPattern,
-    path: Vec<u8>,
-}
-
-/// In the order of specificity.
-#[derive(Eq, Ord, PartialEq, PartialOrd)]
-enum HostPattern {
-    Exact(Vec<u8>),
-    /// `*.example.org`, kept as `.example.org`.
-    Suffix(Vec<u8>),
-    Any,
+    pub routes: Routes,
 }
 
 impl Plan {
@@ -136,28 +113,25 @@ impl Plan {
         before: Option<&Groups>,
     ) -> Result<Self, PlanError> {
         let mut places: Vec<RootPlace> = Vec::new();
-        let mut routes = Vec::with_capacity(settings.routes.len());
+        let mut routes = Routes::default();
         for route in &settings.routes {
-            let destination = match &route.target {
+            match &route.target {
                 Target::Upstream(name) => {
                     let index = settings.upstreams.iter().position(|upstream| upstream.name == *name);
-                    Destination::Upstream(index.ok_or_else(|| unknown_upstream(route, name))?)
+                    routes.push_upstream(route, index.ok_or_else(|| unknown_upstream(route, name))?);
                 }
                 Target::Root(path) => {
                     let index = places.iter().position(|known| known.path == *path).unwrap_or_else(|| {
                         places.push(RootPlace { path: path.clone(), routes: Vec::new() });
                         places.len() - 1
                     });
-                    let below = route.path.trim_end_matches('*').trim_start_matches('/');
-                    places[index].routes.push(below.as_bytes().to_vec());
-                    Destination::Root(index)
+                    let below = route.prefix().trim_start_matches('/').as_bytes().to_vec();
+                    places[index].routes.push((below, routes.push_root(route, index)));
                 }
-            };
-            routes.push((Pattern::new(route), destination));
+                Target::Redirect { to, status } => routes.push_redirect(route, to, *status),
+            }
         }
-        routes.sort_by(|(a, _), (b, _)| {
-            a.host.rank().cmp(&b.host.rank()).then_with(|| b.path.len().cmp(&a.path.len()))
-        });
+        routes.sort();
         let has_tls = settings.listeners.iter().any(|listener| listener.protocol == Protocol::Https);
         let (tls, certificates) = has_tls
             .then(|| tls::server_config(&settings.certificates, Arc::clone(&settings.issued)))
@@ -274,29 +248,10 @@ impl Plan {
         reviewed != Reviewed::BY_NOBODY && self.icap.iter().any(|(_, tag)| tag.outdates(reviewed))
     }
 
-    /// What answers a request; nothing does where it depends on who reads the path, or where a root's file could be
-    /// asked for by a path that rules and other routes take for another one.
+    /// What answers a request.
     #[inline]
     pub(crate) fn route(&self, normalized: &Normalized<'_>) -> Option<Destination> {
-        let found = self.route_path(normalized.authority, normalized.path);
-        match normalized.reading {
-            None => found,
-            Some(reading) => found.filter(|found| {
-                let hides_slash = matches!(found, Destination::Root(_)) && hides_slash(normalized.path);
-                !hides_slash && self.route_path(normalized.authority, reading) == Some(*found)
-            }),
-        }
-    }
-
-    /// What answers a request for this normalized host and path.
-    #[inline]
-    fn route_path(&self, host: &[u8], path: &[u8]) -> Option<Destination> {
-        // RFC 9110 §7.1: `OPTIONS *` is about the server as a whole.
-        let path = if path == b"*" { b"/" } else { path };
-        self.routes
-            .iter()
-            .find(|(pattern, _)| pattern.matches(host, path, self.folds_case))
-            .map(|(_, destination)| *destination)
+        self.routes.find(normalized, self.folds_case)
     }
 
     /// A pattern of URLs, and with it those of the static files that they lead to.
@@ -305,10 +260,10 @@ impl Plan {
             Some((b"", path, is_prefix)) => {
                 self.roots.iter().map(|root| root.purge_pattern(path, is_prefix)).collect()
             }
-            Some((host, path, is_prefix)) => match self.route_path(host, path) {
-                Some(Destination::Root(index)) => self
+            Some((host, path, is_prefix)) => match self.routes.find_path(host, path, self.folds_case) {
+                Some(Destination::Root(root)) => self
                     .roots
-                    .get(index)
+                    .get(root.index)
                     .map(|root| root.purge_pattern(path, is_prefix))
                     .into_iter()
                     .collect(),
@@ -409,56 +364,6 @@ fn unknown_upstream(route: &Route, name: &str) -> PlanError {
     PlanError::UnknownUpstream { host: route.host.clone(), path: route.path.clone(), name: name.to_owned() }
 }
 
-impl Pattern {
-    fn new(route: &Route) -> Self {
-        let host = route.host.to_ascii_lowercase();
-        let host = match host.strip_prefix('*') {
-            Some("") => HostPattern::Any,
-            Some(suffix) => HostPattern::Suffix(suffix.as_bytes().to_vec()),
-            None => HostPattern::Exact(host.into_bytes()),
-        };
-        Self { host, path: route.path.trim_end_matches('*').as_bytes().to_vec() }
-    }
-
-    #[inline]
-    fn matches(&self, host: &[u8], path: &[u8], folds_case: bool) -> bool {
-        let host_matches = match &self.host {
-            HostPattern::Any => true,
-            HostPattern::Suffix(suffix) => without_port(host).ends_with(suffix),
-            HostPattern::Exact(exact) => host == exact.as_slice() || without_port(host) == exact.as_slice(),
-        };
-        let begins = || match path.get(..self.path.len()) {
-            Some(start) if folds_case => start.eq_ignore_ascii_case(&self.path),
-            Some(start) => start == self.path,
-            None => false,
-        };
-        host_matches && begins()
-    }
-}
-
-impl HostPattern {
-    /// Sorts exact names first, then longer suffixes, then `*`.
-    fn rank(&self) -> (u8, usize) {
-        match self {
-            Self::Exact(_) => (0, 0),
-            Self::Suffix(suffix) => (1, usize::MAX - suffix.len()),
-            Self::Any => (2, 0),
-        }
-    }
-}
-
-/// Whether a normalized path holds an encoded slash or backslash.
-fn hides_slash(path: &[u8]) -> bool {
-    path.windows(3).any(|escape| escape == b"%2F" || escape == b"%5C")
-}
-
-fn without_port(host: &[u8]) -> &[u8] {
-    match host.iter().rposition(|byte| *byte == b':') {
-        Some(colon) if !host[colon..].contains(&b']') => &host[..colon],
-        _ => host,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::net::SocketAddr;
@@ -478,11 +383,7 @@ mod tests {
             upstreams: ["a", "b", "c"].map(|name| Upstream::new(name, vec![server])).to_vec(),
             routes: routes
                 .iter()
-                .map(|(host, path, upstream)| Route {
-                    host: (*host).into(),
-                    path: (*path).into(),
-                    target: Target::Upstream((*upstream).into()),
-                })
+                .map(|(host, path, upstream)| Route::new(*host, *path, Target::Upstream((*upstream).into())))
                 .collect(),
             cache: crate::settings::Cache::default(),
             client_directives: true,
@@ -499,39 +400,48 @@ mod tests {
         Plan::new(&settings, None, &ServiceTags::default(), None).unwrap()
     }
 
+    /// The group to which a request for this goes.
+    fn upstream_of(plan: &Plan, host: &str, path: &str) -> Option<usize> {
+        let (authority, path) = (host.as_bytes(), path.as_bytes());
+        group(plan.route(&Normalized { authority, path, query: None, reading: None }))
+    }
+
+    fn group(destination: Option<Destination>) -> Option<usize> {
+        match destination? {
+            Destination::Upstream(upstream) => Some(upstream.index),
+            _ => None,
+        }
+    }
+
     #[test]
     fn the_most_specific_route_wins_whatever_the_order() {
         let plan = plan(&[("*", "/", "a"), ("*.example.org", "/", "b"), ("www.example.org", "/api/", "c")]);
-        let route = |host: &str, path: &str| plan.route_path(host.as_bytes(), path.as_bytes());
-        assert_eq!(route("other", "/x"), Some(Destination::Upstream(0)));
-        assert_eq!(route("www.example.org", "/x"), Some(Destination::Upstream(1)));
-        assert_eq!(route("www.example.org:8080", "/api/1"), Some(Destination::Upstream(2)));
-        assert_eq!(route("[::1]:80", "/"), Some(Destination::Upstream(0)));
+        let route = |host: &str, path: &str| upstream_of(&plan, host, path);
+        assert_eq!(route("other", "/x"), Some(0));
+        assert_eq!(route("www.example.org", "/x"), Some(1));
+        assert_eq!(route("www.example.org:8080", "/api/1"), Some(2));
+        assert_eq!(route("[::1]:80", "/"), Some(0));
     }
 
     #[test]
     fn for_servers_that_fold_case_routes_do_so_too() {
         let mut plan = plan(&[("*", "/", "a"), ("*", "/private/", "b")]);
-        assert_eq!(plan.route_path(b"x", b"/Private/y"), Some(Destination::Upstream(0)));
+        assert_eq!(upstream_of(&plan, "x", "/Private/y"), Some(0));
         plan.folds_case = true;
-        assert_eq!(plan.route_path(b"x", b"/Private/y"), Some(Destination::Upstream(1)));
+        assert_eq!(upstream_of(&plan, "x", "/Private/y"), Some(1));
     }
 
     #[test]
     fn a_path_that_is_routed_elsewhere_when_an_application_reads_it_has_no_destination() {
         let plan = plan(&[("*", "/", "a"), ("*", "/private/", "b")]);
         let route = |path: &str, reading: Option<&str>| {
-            plan.route(&Normalized {
-                authority: b"x",
-                path: path.as_bytes(),
-                query: None,
-                reading: reading.map(str::as_bytes),
-            })
+            let reading = reading.map(str::as_bytes);
+            group(plan.route(&Normalized { authority: b"x", path: path.as_bytes(), query: None, reading }))
         };
         assert_eq!(route("/private%2Fx", Some("/private/x")), None);
         assert_eq!(route("/;a/private/x", Some("/private/x")), None);
-        assert_eq!(route("/other%2Fx", Some("/other/x")), Some(Destination::Upstream(0)));
-        assert_eq!(route("/private/x;a", Some("/private/x")), Some(Destination::Upstream(1)));
+        assert_eq!(route("/other%2Fx", Some("/other/x")), Some(0));
+        assert_eq!(route("/private/x;a", Some("/private/x")), Some(1));
     }
 
     /// Rules by which what is below `/first/` goes first.
@@ -590,7 +500,7 @@ mod tests {
     #[test]
     fn a_request_outside_every_route_has_no_destination() {
         let plan = plan(&[("example.org", "/", "a")]);
-        assert_eq!(plan.route_path(b"example.net", b"/"), None);
+        assert_eq!(upstream_of(&plan, "example.net", "/"), None);
     }
 
     #[test]

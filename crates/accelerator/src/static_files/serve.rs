@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError, Weak};
 
 use tidegate_http::normalize::{Normalized, percent_decode};
-use tidegate_http::{Method, RequestHead};
+use tidegate_http::{FieldRules, Method, RequestHead};
 use tidegate_store::{Object, Store, Visit};
 
 use crate::cache::entries::{Entry, FileKey, PurgePattern, ResponseEntry, write_file_key};
@@ -19,7 +19,8 @@ use crate::cache::lookup::{Form, Found, Hit, find, form_of_file, hit};
 use crate::compression;
 use crate::data_core::DataCore;
 use crate::service::answer::Answer;
-use crate::service::plan::{Destination, Plan, PlanError};
+use crate::service::plan::{Plan, PlanError};
+use crate::service::routes::{Changed, Destination, ResponseChanges};
 use crate::settings::{Coding, Compression};
 use crate::static_files::large_files::{Known, LARGE_BYTES, LargeFile, LargeFiles};
 use crate::static_files::stored::{confirm, file_head, modified_s, store_file};
@@ -44,8 +45,8 @@ const PRELOAD_SHARE: u64 = 2;
 /// A directory as routes name it.
 pub(crate) struct RootPlace {
     pub path: PathBuf,
-    /// The paths of the routes that lead to it, without the slash at the start.
-    pub routes: Vec<Vec<u8>>,
+    /// The paths of the routes that lead to it, without the slash at the start, and what those change of heads.
+    pub routes: Vec<(Vec<u8>, ResponseChanges)>,
 }
 
 /// A root directory.
@@ -153,6 +154,9 @@ impl Root {
         if let Some(store) = store {
             let (watched, changes, base) = (Arc::clone(&store), Arc::clone(&count), path.clone());
             let (root, open) = (Arc::clone(&root), Arc::clone(&large));
+            let mut tags: Vec<u64> = place.routes.iter().map(|(_, changes)| changes.tag).collect();
+            tags.sort_unstable();
+            tags.dedup();
             watcher = Watcher::spawn(&path, move |relative| {
                 if relative.as_os_str().is_empty()
                     && let Ok(opened) = StaticRoot::open(&base)
@@ -160,7 +164,7 @@ impl Root {
                     *root.write().unwrap_or_else(PoisonError::into_inner) = opened;
                 }
                 changes.fetch_add(1, Ordering::SeqCst);
-                forget(&watched, &open, &base, relative);
+                forget((&watched, &open), &base, &tags, relative);
             })
             .inspect_err(|error| tracing::warn!(%error, root = %path.display(), "files are not watched, so they are not cached"))
             .ok();
@@ -226,7 +230,7 @@ fn offered(file: StaticFile, compression: Option<&Compression>, mask: u8) -> Sta
 /// Fills the cache from a root on a thread of its own; requests are answered meanwhile.
 fn preload(
     path: &Path,
-    routes: Vec<Vec<u8>>,
+    routes: Vec<(Vec<u8>, ResponseChanges)>,
     store: Arc<Store>,
     (count, stop): (Arc<AtomicU64>, Arc<AtomicBool>),
     compression: Option<Arc<Compression>>,
@@ -237,15 +241,16 @@ fn preload(
         let Ok(root) = StaticRoot::open(&path) else { return };
         let result = static_files::preload(&root, |relative, file| {
             let relative = relative.as_os_str().as_bytes();
-            let is_routed = routes.iter().any(|route| relative.starts_with(route));
-            if stop.load(Ordering::Relaxed) || file.is_linked || !is_routed || file.stamp.length > left {
+            let leading = routes.iter().filter(|(route, _)| relative.starts_with(route));
+            let Some((_, changes)) = leading.max_by_key(|(route, _)| route.len()) else { return };
+            if stop.load(Ordering::Relaxed) || file.is_linked || file.stamp.length > left {
                 return;
             }
             left -= file.stamp.length;
-            let key = file_key(&path, relative, 0);
+            let key = file_key(&path, relative, changes.tag, 0);
             let before = count.load(Ordering::SeqCst);
             let file = offered(file, compression.as_deref(), 0);
-            store_file(&store, &key, file, || count.load(Ordering::SeqCst) == before);
+            store_file(&store, &key, file, &changes.fields, || count.load(Ordering::SeqCst) == before);
         });
         if let Err(error) = result {
             tracing::warn!(%error, root = %path.display(), "not all files could be loaded in advance");
@@ -257,19 +262,19 @@ fn preload(
 }
 
 /// The key of the file that has this path below a root, without a slash at the start, for readers that accept these
-/// codings.
-fn file_key(root: &Path, relative: &[u8], codings: u8) -> Vec<u8> {
+/// codings, by routes with this tag.
+fn file_key(root: &Path, relative: &[u8], tag: u64, codings: u8) -> Vec<u8> {
     let mut key = Vec::new();
     let path = |key: &mut Vec<u8>| {
         key.push(b'/');
         key.extend_from_slice(relative);
     };
-    write_file_key(root.as_os_str().as_bytes(), path, codings, &mut key);
+    write_file_key(root.as_os_str().as_bytes(), path, tag, codings, &mut key);
     key
 }
 
-/// Drops every answer that a changed file may have been part of.
-fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
+/// Drops every answer that a changed file may have been part of; `tags` are those of all routes to the root.
+fn forget((store, large): (&Store, &LargeFiles), root: &Path, tags: &[u64], relative: &Path) {
     let relative = relative.as_os_str().as_bytes();
     if relative.is_empty() {
         let root = root.as_os_str().as_bytes();
@@ -285,8 +290,8 @@ fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
         let directory =
             name.strip_suffix(b"index.html").filter(|rest| rest.is_empty() || rest.ends_with(b"/"));
         for path in [Some(name), directory].into_iter().flatten() {
-            for mask in 0..MASKS {
-                let key = file_key(root, path, mask);
+            for (tag, mask) in tags.iter().flat_map(|tag| (0..MASKS).map(move |mask| (*tag, mask))) {
+                let key = file_key(root, path, tag, mask);
                 store.remove(&key);
                 large.close(&key);
             }
@@ -295,26 +300,36 @@ fn forget(store: &Store, large: &LargeFiles, root: &Path, relative: &Path) {
 }
 
 /// Writes the key of the file that a request asks for.
-pub(crate) fn write_key(root: &Root, head: &RequestHead<'_>, normalized: &Normalized<'_>, key: &mut Vec<u8>) {
+#[inline]
+pub(crate) fn write_key(
+    plan: &Plan,
+    root: Changed,
+    head: &RequestHead<'_>,
+    normalized: &Normalized<'_>,
+    key: &mut Vec<u8>,
+) -> Option<()> {
+    let directory = plan.roots.get(root.index)?.path.as_os_str().as_bytes();
+    let tag = plan.routes.changes(root.changes).responses.tag;
     let path = |key: &mut Vec<u8>| percent_decode(normalized.path, key);
-    write_file_key(root.path.as_os_str().as_bytes(), path, compression::accepted(&head.fields), key);
+    write_file_key(directory, path, tag, compression::accepted(&head.fields), key);
+    Some(())
 }
 
 /// Answers a request for a file that is not in the cache.
 pub(crate) async fn answer(
     core: &DataCore,
     plan: &Plan,
-    index: usize,
+    to: Changed,
     head: &RequestHead<'_>,
     normalized: &Normalized<'_>,
 ) -> Answer {
-    let Some(root) = plan.roots.get(index) else { return Answer::status(404) };
+    let Some(root) = plan.roots.get(to.index) else { return Answer::status(404) };
     if !matches!(head.method, Method::Get | Method::Head) {
         let status = if head.method == Method::Options { 200 } else { 405 };
         return Answer::Local { status, fields: b"Allow: GET, HEAD, OPTIONS\r\n".to_vec() };
     }
     let mut key = Vec::new();
-    write_key(root, head, normalized, &mut key);
+    write_key(plan, to, head, normalized, &mut key);
     core.metrics.cache_misses_total.add(1);
     let leader = match lead_or_follow(core, head, &key).await {
         Turn::Read(leader) => leader,
@@ -325,7 +340,9 @@ pub(crate) async fn answer(
     let mask = compression::accepted(&head.fields);
     let mut path = Vec::with_capacity(normalized.path.len());
     percent_decode(normalized.path, &mut path);
-    let loaded = tokio::task::spawn_blocking(move || load(&root, store.as_deref(), &key, &path, mask)).await;
+    let fields = &plan.routes.changes(to.changes).responses.fields;
+    let wanted = Wanted { key, path, mask, fields: Arc::clone(fields) };
+    let loaded = tokio::task::spawn_blocking(move || load(&root, store.as_deref(), &wanted)).await;
     // Under another key is what those get who accept no coding.
     let is_stored = matches!(&loaded, Ok(Loaded::Stored(object)) if object.key() == own_key);
     if matches!(loaded, Ok(Loaded::Stored(_))) && !is_stored {
@@ -346,7 +363,7 @@ pub(crate) async fn answer(
             let now_s = core.clock.unix_s();
             let modified_s = modified_s(&file, now_s);
             let form = form_of_file(head, length, Some(file.etag.as_bytes()), modified_s, now_s);
-            let head = file_head(&file, None, modified_s);
+            let head = file_head(&file, None, modified_s, fields);
             let file = served.open.share(own_key, file);
             Answer::File(OpenFile { file, length, form, head })
         }
@@ -381,8 +398,8 @@ pub(crate) fn large_file(
     if bytes == 0 || !hit.is_file || hit.object.body_length() < LARGE_BYTES {
         return None;
     }
-    let Some(Destination::Root(index)) = plan.route(normalized) else { return None };
-    let (root, store) = (plan.roots.get(index)?, core.store.as_ref()?);
+    let Some(Destination::Root(root)) = plan.route(normalized) else { return None };
+    let (root, store) = (plan.roots.get(root.index)?, core.store.as_ref()?);
     // What was compressed here is in no file.
     let Some(Entry::Response(ResponseEntry { etag: Some(etag), is_by_coding: false, .. })) =
         Entry::decode(hit.object.meta())
@@ -474,22 +491,35 @@ enum Loaded {
     Failed(StaticError),
 }
 
+/// A file as a request asks for it.
+#[derive(Clone)]
+struct Wanted {
+    key: Vec<u8>,
+    path: Vec<u8>,
+    /// The codings that the client accepts.
+    mask: u8,
+    /// What is changed of its head.
+    fields: Arc<FieldRules>,
+}
+
 /// Finds the file and reads it into the cache if it fits, compressed unless another one is being compressed. Runs on a
 /// helper thread.
-fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -> Loaded {
+fn load(root: &Root, store: Option<&Store>, wanted: &Wanted) -> Loaded {
+    let Wanted { key, path, mask, fields } = wanted;
+    let mask = *mask;
     let before = root.changes.count.load(Ordering::SeqCst);
     let mut file = match root.lookup(path, mask) {
         Ok(file) => file,
         Err(error) => return Loaded::Failed(error),
     };
     let Some(store) = store.filter(|_| root.is_watched()) else { return Loaded::Open(file) };
-    if let Some(object) = confirm(store, key, &file) {
+    if let Some(object) = confirm(store, key, &file, fields) {
         return Loaded::Stored(object);
     }
     // What may find no room would be compressed in vain for each request.
     file.wanted = file.wanted.filter(|_| file.stamp.length <= store.max_object_bytes());
     let _compressing = match file.wanted.map(|_| root.compressing.try_lock()) {
-        Some(Err(TryLockError::WouldBlock)) => return load_plain(root, store, key, path, file.is_linked),
+        Some(Err(TryLockError::WouldBlock)) => return load_plain(root, store, wanted, file.is_linked),
         Some(Err(TryLockError::Poisoned(held))) => Some(held.into_inner()),
         Some(Ok(held)) => Some(held),
         None => None,
@@ -498,7 +528,7 @@ fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -
         Ok(handle) => {
             let copy = StaticFile { file: handle, ..file };
             let is_current = || root.changes.count.load(Ordering::SeqCst) == before;
-            match store_file(store, key, copy, is_current) {
+            match store_file(store, key, copy, fields, is_current) {
                 Some(object) => Loaded::Stored(object),
                 None => match root.lookup(path, mask) {
                     Ok(file) => Loaded::Open(file),
@@ -511,14 +541,14 @@ fn load(root: &Root, store: Option<&Store>, key: &[u8], path: &[u8], mask: u8) -
 }
 
 /// The file as those get it who accept no coding.
-fn load_plain(root: &Root, store: &Store, key: &[u8], path: &[u8], is_linked: bool) -> Loaded {
-    let mut key = key.to_vec();
-    if let Some(codings) = key.last_mut() {
+fn load_plain(root: &Root, store: &Store, wanted: &Wanted, is_linked: bool) -> Loaded {
+    let mut plain = Wanted { mask: 0, ..wanted.clone() };
+    if let Some(codings) = plain.key.last_mut() {
         *codings = 0;
     }
-    match store.get(&key).filter(|_| !is_linked) {
+    match store.get(&plain.key).filter(|_| !is_linked) {
         Some(object) => Loaded::Stored(object),
-        None => load(root, Some(store), &key, path, 0),
+        None => load(root, Some(store), &plain),
     }
 }
 
@@ -558,7 +588,10 @@ mod tests {
     #[test]
     fn while_a_file_is_compressed_others_are_served_as_they_are_and_so_is_what_has_no_room() {
         let directory = tempfile::tempdir().unwrap();
-        let place = RootPlace { path: directory.path().into(), routes: vec![b"nowhere".to_vec()] };
+        let place = RootPlace {
+            path: directory.path().into(),
+            routes: vec![(b"nowhere".to_vec(), ResponseChanges::default())],
+        };
         let (small, large) = ("same again ".repeat(1000), "same again ".repeat(20_000));
         std::fs::write(directory.path().join("a.txt"), &small).unwrap();
         std::fs::write(directory.path().join("large.txt"), large).unwrap();
@@ -566,8 +599,9 @@ mod tests {
         let compression = Arc::new(Compression { codings: vec![Coding::Gzip], ..Compression::default() });
         let root = Root::open(&place, Some(Arc::clone(&store)), Some(compression)).unwrap();
         let load = |name: &str| {
-            let key = file_key(directory.path(), name.as_bytes(), Coding::Gzip.bit());
-            load(&root, Some(&store), &key, format!("/{name}").as_bytes(), Coding::Gzip.bit())
+            let (path, mask) = (format!("/{name}").into_bytes(), Coding::Gzip.bit());
+            let key = file_key(directory.path(), name.as_bytes(), 0, mask);
+            load(&root, Some(&store), &Wanted { key, path, mask, fields: Arc::default() })
         };
         let is_coded = |loaded: Loaded| match loaded {
             Loaded::Stored(object) => object.body_length() < small.len() as u64,

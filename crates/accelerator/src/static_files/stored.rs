@@ -4,7 +4,8 @@ use std::borrow::Cow;
 use std::io::{self, Read};
 
 use tidegate_http::cache::Policy;
-use tidegate_http::date;
+use tidegate_http::forward::write_field;
+use tidegate_http::{FieldId, FieldRules, Said, date};
 use tidegate_store::{Object, Store, Writer};
 
 use crate::cache::entries::{Entry, ResponseEntry};
@@ -17,14 +18,14 @@ use crate::static_files::StaticFile;
 const LINKED_S: u32 = 1;
 
 /// What is stored of a linked file, if the file is still the same: good for another second.
-pub(super) fn confirm(store: &Store, key: &[u8], file: &StaticFile) -> Option<Object> {
+pub(super) fn confirm(store: &Store, key: &[u8], file: &StaticFile, rules: &FieldRules) -> Option<Object> {
     let stored = store.get(key).filter(|_| file.is_linked)?;
     let Some(Entry::Response(entry)) = Entry::decode(stored.meta()) else { return None };
     let coding = file.wanted.filter(|_| entry.is_by_coding);
     if entry.etag != Some(etag(file, coding).as_bytes()) {
         return None;
     }
-    let (meta, head) = meta_and_head(file, coding);
+    let (meta, head) = meta_and_head(file, coding, rules);
     store.replace_meta(key, &stored, &meta, &head).ok()
 }
 
@@ -43,10 +44,10 @@ fn etag(file: &StaticFile, coding: Option<Coding>) -> Cow<'_, str> {
 }
 
 /// What is stored with a file's content, which is compressed here with `coding`, if with any.
-fn meta_and_head(file: &StaticFile, coding: Option<Coding>) -> (Vec<u8>, Vec<u8>) {
+fn meta_and_head(file: &StaticFile, coding: Option<Coding>, rules: &FieldRules) -> (Vec<u8>, Vec<u8>) {
     let now_s = std::time::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_secs());
     let modified_s = modified_s(file, now_s);
-    (file_meta(file, coding, modified_s, now_s), file_head(file, coding, modified_s))
+    (file_meta(file, coding, modified_s, now_s), file_head(file, coding, modified_s, rules))
 }
 
 fn file_meta(file: &StaticFile, coding: Option<Coding>, modified_s: u64, now_s: u64) -> Vec<u8> {
@@ -74,12 +75,13 @@ pub(super) fn store_file(
     store: &Store,
     key: &[u8],
     mut file: StaticFile,
+    rules: &FieldRules,
     is_current: impl Fn() -> bool,
 ) -> Option<Object> {
     let writer = match file.wanted {
-        Some(coding) => write_compressed(store, key, &mut file, coding)?,
+        Some(coding) => write_compressed(store, key, &mut file, coding, rules)?,
         None => {
-            let (meta, head) = meta_and_head(&file, None);
+            let (meta, head) = meta_and_head(&file, None, rules);
             let mut writer = store.insert_sized(key, &meta, &head, file.stamp.length).ok()?;
             read(&mut file, |piece| writer.write(piece).is_ok())?;
             writer
@@ -92,14 +94,20 @@ pub(super) fn store_file(
     Some(object)
 }
 
-fn write_compressed(store: &Store, key: &[u8], file: &mut StaticFile, coding: Coding) -> Option<Writer> {
+fn write_compressed(
+    store: &Store,
+    key: &[u8],
+    file: &mut StaticFile,
+    coding: Coding,
+    rules: &FieldRules,
+) -> Option<Writer> {
     let mut content = Vec::with_capacity(usize::try_from(file.stamp.length).ok()?);
     read(file, |piece| {
         content.extend_from_slice(piece);
         true
     })?;
     let compressed = compression::compress_whole(&content, coding);
-    let (meta, head) = meta_and_head(file, compressed.is_some().then_some(coding));
+    let (meta, head) = meta_and_head(file, compressed.is_some().then_some(coding), rules);
     let content = compressed.unwrap_or(content);
     let mut writer = store.insert_sized(key, &meta, &head, content.len() as u64).ok()?;
     writer.write(&content).ok()?;
@@ -123,23 +131,38 @@ fn read(file: &mut StaticFile, mut take: impl FnMut(&[u8]) -> bool) -> Option<()
     }
 }
 
-/// The head that clients get before a file.
-pub(super) fn file_head(file: &StaticFile, coding: Option<Coding>, modified_s: u64) -> Vec<u8> {
-    use std::io::Write;
+/// The head that clients get before a file, with what its route changes.
+pub(super) fn file_head(
+    file: &StaticFile,
+    coding: Option<Coding>,
+    modified_s: u64,
+    rules: &FieldRules,
+) -> Vec<u8> {
+    const CHANGEABLE: [(FieldId, &[u8]); 3] = [
+        (FieldId::ContentType, b"Content-Type"),
+        (FieldId::Etag, b"ETag"),
+        (FieldId::LastModified, b"Last-Modified"),
+    ];
     let mut head = Vec::with_capacity(256);
-    let _ = write!(
-        head,
-        "HTTP/1.1 200 OK\r\nContent-Type: {}\r\nETag: {}\r\nLast-Modified: ",
-        file.content_type,
-        etag(file, coding)
-    );
-    head.extend_from_slice(&date::format(modified_s));
-    head.extend_from_slice(b"\r\nAccept-Ranges: bytes\r\n");
+    head.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
+    let (etag, modified) = (etag(file, coding), date::format(modified_s));
+    let values = [file.content_type.as_bytes(), etag.as_bytes(), &modified];
+    let removes = |id, name: &[u8]| rules.removes(id, name, Said::OfAnything);
+    for ((id, name), value) in CHANGEABLE.into_iter().zip(values) {
+        if !removes(id, name) {
+            write_field(name, value, &mut head);
+        }
+    }
+    let has_kept = |is_named: &dyn Fn(_, &[u8]) -> bool| {
+        CHANGEABLE.iter().any(|(id, name)| !removes(*id, name) && is_named(*id, name))
+    };
+    rules.write(Said::OfAnything, has_kept, &mut head);
+    write_field(b"Accept-Ranges", b"bytes", &mut head);
     if let Some(coding) = coding.or(file.content_encoding) {
-        let _ = write!(head, "Content-Encoding: {}\r\n", coding.name());
+        write_field(b"Content-Encoding", coding.name().as_bytes(), &mut head);
     }
     if file.vary {
-        head.extend_from_slice(b"Vary: Accept-Encoding\r\n");
+        write_field(b"Vary", b"Accept-Encoding", &mut head);
     }
     head
 }

@@ -39,6 +39,8 @@ pub(crate) struct OutgoingRequest<'a> {
     pub hash: u64,
     /// The fields of a request that asks for another protocol; only then may the server answer 101.
     pub upgrade: Option<Fields<'a>>,
+    /// Whether the trailer fields of the body go with it.
+    pub passes_trailers: bool,
 }
 
 /// A response head with the bytes it lies in.
@@ -50,6 +52,22 @@ pub(crate) struct Head {
 impl Head {
     pub(crate) fn get(&self) -> ResponseHead<'_> {
         self.parsed.head(&self.bytes)
+    }
+
+    /// Reads a head that was written here, but for the empty line, of an answer to `method`: that of an origin, and what
+    /// is added to it.
+    pub(crate) fn read(mut bytes: Vec<u8>, method: Method) -> Option<Self> {
+        bytes.extend_from_slice(b"\r\n");
+        let head_bytes = u32::try_from(bytes.len()).ok()?;
+        let mut parser =
+            ResponseParser::new(HeadLimits { fields: u16::MAX, head_bytes, ..HeadLimits::default() });
+        parser.reset(method);
+        match parser.parse(&bytes) {
+            Ok(Progress::Complete { length }) if length == bytes.len() => {
+                Some(Self { parsed: parser.parsed(), bytes })
+            }
+            _ => None,
+        }
     }
 }
 
@@ -135,7 +153,7 @@ async fn upload_and_receive<B: RequestBody>(
     limits: ExchangeLimits<'_>,
 ) -> Result<Box<Received>, UpstreamError> {
     let mut reader = HeadReader::new(request.method);
-    let mut upload = Upload::new(stream, request.framing, limits.silence);
+    let mut upload = Upload::new(stream, request.framing, limits.silence, request.passes_trailers);
     // A server may answer before it has read all of the body (RFC 9112 §9.5), and go on reading while it answers. What
     // has arrived of its answer stays in `reader` when the upload ends first.
     let sent = tokio::select! {

@@ -57,6 +57,7 @@ async fn ask(group: &Group, server: &Server, check: &HealthCheck) -> Result<u16,
         framing: BodyFraming::None,
         hash: 0,
         upgrade: None,
+        passes_trailers: false,
     };
     let arrivals = Arrivals::default();
     let limits = ExchangeLimits { silence: check.timeout, arrivals: &arrivals };

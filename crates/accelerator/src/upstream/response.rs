@@ -6,8 +6,12 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate_http::{BodyFraming, ChunkLimits, ChunkedDecoder, ResponseHead};
+use tidegate_http::forward::write_response_fields;
+use tidegate_http::{
+    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, FieldRules, HeadError, Method, ResponseHead, Said,
+};
 
+use crate::cache::fill::write_status_line;
 use crate::compression::CompressedContent;
 use crate::icap::{AdaptedBody, OriginBody, Reviewed};
 use crate::upstream::exchange::{Head, Received, read_more};
@@ -129,6 +133,28 @@ impl Response {
             reviewed: Reviewed::BY_NOBODY,
             is_by_coding: false,
         })
+    }
+
+    /// Changes the fields as an operator wants them; the framing stays.
+    pub(crate) fn change_fields(&mut self, rules: &FieldRules, method: Method) -> Result<(), UpstreamError> {
+        let head = self.head();
+        if head.status == 101 {
+            return Ok(());
+        }
+        let mut out = Vec::with_capacity(512);
+        write_status_line(&head, &mut out);
+        let of = Said::of_status(head.status);
+        let goes = |id, name: &[u8]| id == FieldId::TransferEncoding || rules.removes(id, name, of);
+        write_response_fields(&head, goes, &mut out);
+        if head.framing == BodyFraming::Chunked {
+            out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
+        }
+        let kept = || head.fields.iter().filter(|(id, name, _)| !rules.removes(*id, name, of));
+        let has_kept = |is_named: &dyn Fn(_, &[u8]) -> bool| kept().any(|(id, name, _)| is_named(id, name));
+        rules.write(of, has_kept, &mut out);
+        let too_many = HeadError::TooManyFields { limit: u16::MAX };
+        self.head = Head::read(out, method).ok_or(UpstreamError::Head(too_many))?;
+        Ok(())
     }
 
     /// Says something else of the same body, in the same framing.

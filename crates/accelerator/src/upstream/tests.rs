@@ -61,6 +61,7 @@ fn get(head: &[u8]) -> OutgoingRequest<'_> {
         framing: BodyFraming::None,
         hash: 1,
         upgrade: None,
+        passes_trailers: true,
     }
 }
 

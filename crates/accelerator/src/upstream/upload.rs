@@ -77,6 +77,7 @@ pub(crate) enum UploadState {
 pub(crate) struct Upload {
     stream: Rc<Stream>,
     framing: BodyFraming,
+    passes_trailers: bool,
     silence: Duration,
     state: Rc<Cell<UploadState>>,
     /// What was read from the body and not sent yet, framed.
@@ -87,10 +88,16 @@ pub(crate) struct Upload {
 }
 
 impl Upload {
-    pub(crate) fn new(stream: &Rc<Stream>, framing: BodyFraming, silence: Duration) -> Self {
+    pub(crate) fn new(
+        stream: &Rc<Stream>,
+        framing: BodyFraming,
+        silence: Duration,
+        passes_trailers: bool,
+    ) -> Self {
         Self {
             stream: Rc::clone(stream),
             framing,
+            passes_trailers,
             silence,
             state: Rc::new(Cell::new(UploadState::Running)),
             frame: Vec::new(),
@@ -127,7 +134,10 @@ impl Upload {
                 None => {
                     self.ended = true;
                     match self.framing {
-                        BodyFraming::Chunked => write_last_chunk(body.trailers(), &mut self.frame),
+                        BodyFraming::Chunked if self.passes_trailers => {
+                            write_last_chunk(body.trailers(), &mut self.frame);
+                        }
+                        BodyFraming::Chunked => write_last_chunk(std::iter::empty(), &mut self.frame),
                         BodyFraming::Length(left) if left > 0 => return Err(wrong_length()),
                         _ => {}
                     }

@@ -20,7 +20,7 @@ use tidegate_http::cache::{Policy, vary};
 use tidegate_http::forward::{ForwardContext, write_field, write_response_fields, write_upstream_request};
 use tidegate_http::normalize::{Normalized, Personality, normalize};
 use tidegate_http::{
-    BodyFraming, FieldId, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseHead,
+    BodyFraming, FieldId, FieldRules, HeadLimits, Method, Progress, RequestHead, RequestParser, ResponseHead,
     ResponseParser, status_reason, write_chunk, write_last_chunk,
 };
 
@@ -224,6 +224,7 @@ impl Shared {
             removed: &[FieldId::Expect],
             added: &[],
             own_cookie: b"",
+            rules: FieldRules::NONE,
         };
         let mut out = Vec::with_capacity(1024);
         write_upstream_request(head, normalized, &context, &mut out);

@@ -8,7 +8,7 @@ use tidegate_defence::{Action, Exemption, Filter, Rule, Settings, StressLimits};
 use tidegate_http::normalize::Personality;
 
 use super::report::Report;
-use super::settings::check_path;
+use super::routes::check_path;
 use super::walk::Values;
 
 /// Whether and how clients are watched.

@@ -4,7 +4,7 @@ use tidegate_accelerator::settings::{IcapService, IcapSubject};
 use tidegate_http::normalize::Personality;
 
 use super::report::Report;
-use super::settings::check_path;
+use super::routes::check_path;
 use super::walk::Values;
 use crate::units;
 

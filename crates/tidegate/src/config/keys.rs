@@ -4,11 +4,13 @@
 //! here and read in `settings`.
 
 mod protection;
+mod route;
 
 use super::kind::Kind;
 use protection::{
     ADAPT, BLOCK, CLASSIFIER, CONNECTION, DEFENCE, EXEMPT, FILTER, GATE, ICAP, REQUEST, STRESS,
 };
+use route::ROUTE;
 
 /// The file, or a table of it.
 pub(super) struct Section {
@@ -435,19 +437,6 @@ static HEALTH_CHECK: Section = Section {
         ),
         key("interval", TIMEOUT, Is("5s"), "Time between two checks."),
         key("timeout", TIMEOUT, Is("2s"), "How long a check may take."),
-    ],
-};
-
-static ROUTE: Section = Section {
-    name: "route",
-    doc: "Which requests go where: to an `upstream` or to files below a `root`, exactly one of the two. The most \
-          specific host wins, then the longest path.",
-    enforced: true,
-    keys: &[
-        key("host", Kind::Host, Is("*"), "A host name, `*.suffix`, or `*` for every host."),
-        key("path", Kind::UrlPath, Is("/"), "A path prefix, compared with the path's normal form."),
-        key("upstream", Kind::Name, Absent("`root` answers"), "The name of an [[upstream]]."),
-        key("root", Kind::Path, Absent("`upstream` answers"), "A directory of files."),
     ],
 };
 

@@ -14,6 +14,7 @@ mod places;
 mod reference;
 mod report;
 mod room;
+mod routes;
 mod rules;
 mod schema;
 mod settings;

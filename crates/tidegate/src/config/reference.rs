@@ -66,11 +66,9 @@ fn write_section(section: &'static Section, page: &mut String) {
         );
     }
     page.push_str("\n| key | value | default | meaning |\n|---|---|---|---|\n");
-    for key in section
-        .keys
-        .iter()
-        .filter(|key| !matches!(key.kind, Kind::Tables(_) | Kind::Table(_)) || section.name == "upstream")
-    {
+    for key in section.keys.iter().filter(|key| {
+        !matches!(key.kind, Kind::Tables(_) | Kind::Table(_)) || matches!(section.name, "upstream" | "route")
+    }) {
         let _ = writeln!(page, "| `{}` | {} | {} | {} |", key.name, kind(key.kind), default(key), key.doc);
     }
 }

@@ -12,7 +12,7 @@ use tidegate_policy::{
 
 use super::kind::destination;
 use super::report::Report;
-use super::settings::check_path;
+use super::routes::check_path;
 use super::walk::{At, Values};
 
 /// Rules, and how they are enforced.

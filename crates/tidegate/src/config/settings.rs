@@ -5,16 +5,16 @@ use std::sync::Arc;
 
 use tidegate_accelerator::settings::{
     AccessLog, Balance, Cache, Certificate, Coding, Compression, HealthCheck, Limits, Listener, LogFormat,
-    Protocol, Route, ServerAddress, Settings, Target, TlsServer, Upstream, UpstreamTls,
+    Protocol, ServerAddress, Settings, TlsServer, Upstream, UpstreamTls,
 };
 use tidegate_dhttp::ports::ClientPorts;
-use tidegate_http::normalize::{Personality, normalize};
-use tidegate_http::{HeadLimits, Progress, RequestParser};
+use tidegate_http::HeadLimits;
+use tidegate_http::normalize::Personality;
 use tidegate_trickles::udp::Format;
 
-use super::report::{Finding, Report, nearest};
+use super::report::{Finding, Report};
 use super::walk::Values;
-use super::{Loaded, Places, defence, rules};
+use super::{Loaded, Places, defence, routes, rules};
 use crate::trickles::TricklesListener;
 use crate::units::ListenAddress;
 
@@ -22,8 +22,8 @@ use crate::units::ListenAddress;
 pub(super) fn build(file: &Values, report: &mut Report<'_>) -> Loaded {
     let (listen, trickles) = listeners(file, report);
     let upstreams = upstreams(file, report);
-    let routes = routes(file, report);
-    let required = required(file, &routes, report);
+    let routes = routes::routes(file, report);
+    let required = routes::required(file, &routes, report);
     let settings = Settings {
         workers: file.integer("workers").map_or_else(cores, to_usize),
         listeners: listen.iter().map(|(_, listener)| listener.clone()).collect(),
@@ -85,7 +85,7 @@ fn to_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-fn personality(file: &Values) -> Personality {
+pub(super) fn personality(file: &Values) -> Personality {
     file.text("personality").and_then(|text| text.parse().ok()).unwrap_or(Personality::Strict)
 }
 
@@ -403,140 +403,6 @@ fn health_check(section: &Values) -> Option<HealthCheck> {
         interval: section.duration("interval")?,
         timeout: section.duration("timeout")?,
     })
-}
-
-fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
-    let upstreams = file.tables("upstream");
-    let names: HashSet<String> = upstreams.iter().filter_map(|section| section.text("name")).collect();
-    // A group whose name is wrong was reported; what routes to it is not wrong for that.
-    let all_named = upstreams.iter().all(|section| section.text("name").is_some()) && !report.is_damaged();
-    let mut lines: HashMap<(String, String), usize> = HashMap::new();
-    let mut routes = Vec::new();
-    for section in file.tables("route") {
-        let target = target(section, &names, all_named, report);
-        let host = section.text("host");
-        let path = section.text("path");
-        let (Some(target), Some(host), Some(path)) = (target, host, path) else { continue };
-        let place = |key| section.offset_of(key).unwrap_or(section.offset);
-        check_path(report, place("path"), "route.path", &path, personality(file));
-        check_normal(report, place("host"), "route.host", &host, normal_host(&host));
-        // The engine takes `/images/*` for `/images/`.
-        let which = (host.clone(), path.trim_end_matches('*').to_owned());
-        if let Some(line) = lines.get(&which) {
-            let message =
-                format!("route: {host}{path} is routed in line {line} already; this one is never used");
-            report.error(section.offset, message, None);
-        }
-        lines.entry(which).or_insert(report.line_of(section.offset));
-        routes.push(Route { host, path, target });
-    }
-    routes
-}
-
-/// Reports a path, which may end in a star, that no request's path in its normal form is equal to or begins with.
-pub(super) fn check_path(
-    report: &mut Report<'_>,
-    offset: usize,
-    key: &str,
-    path: &str,
-    personality: Personality,
-) {
-    let (bare, star) = path.strip_suffix('*').map_or((path, ""), |path| (path, "*"));
-    let normal = normal_target(bare, "any", personality).map(|(path, _)| path + star);
-    check_normal(report, offset, key, path, normal);
-}
-
-/// Reports what is not in its normal form, if it has one.
-fn check_normal(report: &mut Report<'_>, offset: usize, key: &str, text: &str, normal: Option<String>) {
-    if let Some(normal) = normal.filter(|normal| normal != text) {
-        let what = if key.ends_with("host") { "hosts" } else { "paths" };
-        let message = format!("{key}: {text:?} never matches: {what} are compared in their normal form");
-        report.error(offset, message, Some(format!("write {normal:?}")));
-    }
-}
-
-/// A host as a request for it would be compared. What a name ends in is compared without a port.
-fn normal_host(host: &str) -> Option<String> {
-    let (star, name) = host.strip_prefix("*.").map_or(("", host), |name| ("*.", name));
-    let (_, normal) = normal_target("/", name, Personality::Strict).filter(|_| host != "*")?;
-    let without_port = normal.split(':').next().filter(|_| !star.is_empty());
-    Some(format!("{star}{}", without_port.unwrap_or(&normal)))
-}
-
-/// Path and host of a request as they would be compared; `None` if no request can ask for that.
-fn normal_target(path: &str, host: &str, personality: Personality) -> Option<(String, String)> {
-    let bytes = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\n\r\n").into_bytes();
-    let mut parser = RequestParser::new(HeadLimits::default());
-    let Ok(Progress::Complete { .. }) = parser.parse(&bytes) else { return None };
-    let mut scratch = Vec::new();
-    let normalized = normalize(&parser.head(&bytes), personality, &mut scratch).ok()?;
-    let text = |bytes| String::from_utf8_lossy(bytes).into_owned();
-    Some((text(normalized.path), text(normalized.authority)))
-}
-
-fn target(
-    section: &Values,
-    names: &HashSet<String>,
-    all_named: bool,
-    report: &mut Report<'_>,
-) -> Option<Target> {
-    if section.is_wrong("upstream") || section.is_wrong("root") {
-        return None;
-    }
-    match (section.text("upstream"), section.path("root")) {
-        (Some(name), None) => {
-            if all_named && !names.contains(&name) {
-                let hint = nearest(&name, names.iter().map(String::as_str))
-                    .map(|name| format!("did you mean {name:?}?"));
-                let message = format!("route.upstream: there is no [[upstream]] named {name:?}");
-                report.error(section.offset_of("upstream").unwrap_or(section.offset), message, hint);
-            }
-            Some(Target::Upstream(name))
-        }
-        (None, Some(root)) => {
-            if let Err(error) = std::fs::read_dir(&root) {
-                let message =
-                    format!("route.root: expected a readable directory, but {}: {error}", root.display());
-                report.error(section.offset_of("root").unwrap_or(section.offset), message, None);
-            }
-            Some(Target::Root(root))
-        }
-        (Some(_), Some(_)) => {
-            let message = "route: has both upstream and root, expected one of them".into();
-            report.error(section.offset_of("root").unwrap_or(section.offset), message, None);
-            None
-        }
-        (None, None) => {
-            report.missing(
-                section.offset,
-                "route: missing upstream or root, expected one of them".into(),
-                None,
-            );
-            None
-        }
-    }
-}
-
-/// The groups that a start needs; warns of those that no route uses.
-fn required(file: &Values, routes: &[Route], report: &mut Report<'_>) -> Vec<String> {
-    let used: HashSet<&str> = routes
-        .iter()
-        .filter_map(|route| match &route.target {
-            Target::Upstream(name) => Some(name.as_str()),
-            Target::Root(_) => None,
-        })
-        .collect();
-    let mut required = Vec::new();
-    for section in file.tables("upstream") {
-        let Some(name) = section.text("name") else { continue };
-        if !used.contains(name.as_str()) {
-            let offset = section.offset_of("name").unwrap_or(section.offset);
-            report.warn(offset, format!("no [[route]] uses the upstream {name:?}"));
-        } else if section.flag("require") == Some(true) {
-            required.push(name);
-        }
-    }
-    required
 }
 
 fn cache(section: &Values, report: &mut Report<'_>) -> Cache {

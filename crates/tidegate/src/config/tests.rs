@@ -75,7 +75,7 @@ source = \"10.1.1.0/40\"
          connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, pipeline, \
          pipeline_timeout, max_failures, fail_timeout, health_check, tls; did you mean \"balance\"?",
         "t.toml:13:19: upstream.max_connections: expected an integer from 1 to 65535, not 0",
-        "t.toml:15:1: route: missing upstream or root, expected one of them",
+        "t.toml:15:1: route: missing upstream, root or redirect, expected one of them",
         "t.toml:19:12: route.upstream: there is no [[upstream]] named \"ap\"; did you mean \"app\"?",
         "t.toml:22:10: cache.memory: expected 0B or a size from 1MiB to 512GiB, such as \"64KiB\" or \"256MiB\", \
          not \"1KiB\"",
@@ -131,6 +131,58 @@ fn errors_say_where_what_and_what_was_meant() {
         (
             with_upstream("[[route]]\nupstream = \"app\"\nroot = \"/\"\n"),
             "t.toml:6:8: route: has both upstream and root",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nredirect = \"/new\"\n"),
+            "t.toml:6:12: route: has both upstream and redirect",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"//other.example/\"\n"),
+            "t.toml:5:12: route.redirect: expected a URL with http:// or https://, or a path, not",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"https://other.example*\"\n"),
+            "t.toml:5:12: route.redirect: `*` stands for the rest of a path, not",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"/a?b=*\"\n"),
+            "t.toml:5:12: route.redirect: `*` stands for the rest of a path and its query",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"/a\\r\\nX: y\"\n"),
+            "t.toml:5:12: route.redirect: expected a text of at least",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"/new*\"\n"),
+            "t.toml:5:12: route.redirect: `*` stands for what follows the route's path, \"/\": both end in a slash",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"/new\"\nredirect_status = 305\n"),
+            "t.toml:6:19: route.redirect_status: expected 301, 302, 303, 307 or 308, not 305",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"/new\"\nrewrite = \"/x\"\n"),
+            "t.toml:6:11: route.rewrite: is for a route with upstream",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nredirect_status = 301\n"),
+            "t.toml:6:19: route.redirect_status: is for a route with redirect",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\npath = \"/api/\"\nrewrite = \"/v2*\"\n"),
+            "t.toml:7:11: route.rewrite: `*` stands for what follows the route's path, \"/api/\": both end in a slash",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nrewrite = \"/a/../*\"\n"),
+            "t.toml:6:11: route.rewrite: expected a path in its normal form",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nrequest_fields = { set = { Via = \"x\" } }\n"),
+            "t.toml:6:26: route.request_fields.set: \"Via\": this field is tidegate's to say",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nresponse_fields = { remove = [\"a b\"] }\n"),
+            "t.toml:6:31: route.response_fields.remove: \"a b\": expected the name of a field",
         ),
         (
             with_upstream("[[route]]\nupstream = \"app\"\npath = \"x\"\n"),

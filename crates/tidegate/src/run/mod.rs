@@ -297,7 +297,7 @@ fn readable(root: &std::path::Path) -> Result<PathBuf, Failure> {
 }
 
 fn everything(target: Target) -> Route {
-    Route { host: "*".into(), path: "/".into(), target }
+    Route::new("*", "/", target)
 }
 
 /// Where the engine listens, as URLs.

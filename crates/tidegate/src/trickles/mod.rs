@@ -365,7 +365,8 @@ fn open_sites(routes: &[Route]) -> Result<Vec<(Route, RouteSite)>, String> {
     let mut sites = Vec::new();
     for route in routes {
         let site = match &route.target {
-            Target::Root(path) => {
+            // What a route changes of heads is the accelerator's business.
+            Target::Root(path) if route.response_fields.is_empty() => {
                 RouteSite::Root(StaticRoot::open(path, content_type).map_err(|error| error.to_string())?)
             }
             _ => RouteSite::Inner,
@@ -485,18 +486,13 @@ mod tests {
             std::fs::write(path.join("api/x"), name).unwrap();
             Target::Root(path)
         };
-        let route = |host: &str, path: &str, name: &str| Route {
-            host: host.into(),
-            path: path.into(),
-            target: root(name),
-        };
+        let route = |host: &str, path: &str, name: &str| Route::new(host, path, root(name));
         let routes = [
             route("*", "/", "any"),
             route("*.example.org", "/", "suffix"),
             route("www.example.org", "/api/", "exact-api"),
         ];
-        let upstream =
-            Route { host: "app.example".into(), path: "/".into(), target: Target::Upstream("app".into()) };
+        let upstream = Route::new("app.example", "/", Target::Upstream("app".into()));
         let routes = [&routes[..], &[upstream]].concat();
         let inner = InnerSite::new(Inside::default(), ([127, 0, 0, 1], 1).into());
         let (_in_force, following) = watch::channel(routes);

@@ -30,6 +30,8 @@ fn sample(path: &str, kind: Kind) -> String {
         ("filter.action", _) => "\"drop\"".into(),
         ("icap.service", _) => "\"icap://127.0.0.1:17/other\"".into(),
         ("acme.directory", _) => "\"https://other.example/directory\"".into(),
+        ("route.redirect", _) => "\"/other\"".into(),
+        ("route.request_fields.remove" | "route.response_fields.remove", _) => "[\"X-Other\"]".into(),
         ("acme.email", _) => "\"other@example.org\"".into(),
         (_, Kind::Text) => "\"other\"".into(),
         (_, Kind::Flag) => "false".into(),
@@ -89,7 +91,9 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
         "upstream.tls" => (TLS_UPSTREAM, ""),
         "upstream.tls.certificate" => (TLS_UPSTREAM, "chain = \"/chain\"\nkey = \"/key\"\n"),
+        "route" if key.name == "redirect_status" => ("", "redirect = \"/new\"\n"),
         "route" => ("", "upstream = \"app\"\n"),
+        "route.request_fields" | "route.response_fields" => ("[[route]]\nupstream = \"app\"\n", ""),
         "adapt" => ("", "latency = \"1s\"\n"),
         "log" => ("", "access = \"-\"\n"),
         "classifier" => ("", "name = \"errors\"\nlimit = 5\n"),
@@ -110,7 +114,7 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         path if path.starts_with("route") => format!("{other}{UPSTREAM}"),
         _ => other.to_owned(),
     };
-    let replaced = if key.name == "root" { "upstream" } else { key.name };
+    let replaced = if matches!(key.name, "root" | "redirect") { "upstream" } else { key.name };
     let kept: String = needed.split_inclusive('\n').filter(|line| !line.starts_with(replaced)).collect();
     (
         format!("{before}{header}{needed}{after}"),
