@@ -219,6 +219,128 @@ fn a_route_says_what_is_cached() {
 }
 
 #[test]
+fn no_rule_makes_a_page_of_one_client_one_of_all() {
+    let origin = Origin::start(|request| {
+        let page = Reply::ok(request.field("Cookie"));
+        match request.target.rsplit('/').next().unwrap() {
+            "private" => page.with("Cache-Control", "private, no-store"),
+            "session" => page.with("Set-Cookie", "session=1"),
+            "php" => page.with("Expires", "Thu, 19 Nov 1981 08:52:00 GMT").with("Pragma", "no-cache"),
+            "login" => Reply::status(302, "").with("Location", "/login").with("Set-Cookie", "sid=1"),
+            _ => page,
+        }
+    });
+    let lasting = "response_fields = { set = { Cache-Control = \"max-age=600, immutable\" } }";
+    let tidegate = before(&origin)
+        .route("/", &to_app("response_fields = { default = { CDN-Cache-Control = \"max-age=600\" } }"))
+        .route("/lasting/", &to_app(lasting))
+        .start();
+    for target in ["/private", "/session", "/php", "/page", "/lasting/login", "/lasting/session"] {
+        tidegate.get_with(target, "Cookie: who=alice\r\n");
+        let other = tidegate.get(target);
+        assert!(!other.is_hit() && !other.text().contains("alice"), "{target}: {other:?}");
+    }
+    assert_eq!(tidegate.get("/lasting/login").field("Cache-Control"), "");
+    // What nobody's request has shaped is for all.
+    assert!(tidegate.get("/page").is_hit());
+}
+
+#[test]
+fn an_error_that_is_validated_lasts_no_longer_for_it() {
+    let origin = Origin::start(|request| match request.field("If-None-Match").as_str() {
+        "" => Reply::status(404, "none").with("ETag", "\"1\"").with("Cache-Control", "max-age=0"),
+        _ => Reply::status(304, "").with("ETag", "\"1\""),
+    });
+    let lasting = "response_fields = { set = { Cache-Control = \"max-age=600\" } }";
+    let tidegate = before(&origin).route("/", &to_app(lasting)).start();
+    for asked in 1..4 {
+        let response = tidegate.get("/");
+        assert_eq!((response.status, response.field("Cache-Control").as_str()), (404, "max-age=0"));
+        assert_eq!(origin.count(), asked);
+    }
+}
+
+#[test]
+fn what_is_added_stays_added_however_the_upstream_validates() {
+    let origin = Origin::start(|request| {
+        let reply = match request.field("If-None-Match").as_str() {
+            "" => Reply::ok("page"),
+            _ => Reply::status(304, ""),
+        };
+        reply
+            .with("ETag", "\"1\"")
+            .with("Content-Security-Policy", "default-src 'self'")
+            .with("Vary", "Origin")
+    });
+    let added = "[route.response_fields]\nset = { Cache-Control = \"max-age=0\" }\n\
+                 add = { Content-Security-Policy = \"frame-ancestors 'none'\", Vary = \"X-Tier\" }\n";
+    let tidegate = before(&origin).route("/", &to_app(added)).start();
+    for _ in 0..3 {
+        let response = tidegate.get("/");
+        assert_eq!(
+            response.fields.all("Content-Security-Policy"),
+            ["default-src 'self'", "frame-ancestors 'none'"]
+        );
+        assert_eq!(response.fields.all("Vary"), ["Origin", "X-Tier"]);
+    }
+    let validated =
+        origin.requests().iter().filter(|request| !request.field("If-None-Match").is_empty()).count();
+    assert_eq!((origin.count(), validated), (3, 2));
+}
+
+#[test]
+fn a_path_leaves_what_stands_in_its_place_by_no_reading() {
+    let origin = Origin::start(|request| Reply::ok(request.target.clone()));
+    for personality in ["strict", "apache", "nginx", "iis"] {
+        let tidegate = before(&origin)
+            .top(&format!("personality = \"{personality}\""))
+            .route("/", &to_app("rewrite = \"/app/*\""))
+            .route("/a/", &to_app("rewrite = \"/x/*\""))
+            .route("/b/", &to_app("rewrite = \"/x/*\""))
+            .start();
+        for target in [
+            "/..;/secret",
+            "/%2e%2e;/secret",
+            "/x/..;/..;/secret",
+            "/..%5Csecret",
+            "/a/..;/b/c",
+            "/a/..%5c..%5cc",
+            "/a/..%2fb/c",
+        ] {
+            let response = tidegate.get(target);
+            let asked = response.text();
+            let stays = response.status == 200 && !asked.contains("..");
+            assert!(stays || matches!(response.status, 400 | 404), "{personality} {target}: {asked}");
+        }
+        // What reads the same in its new place goes on.
+        assert_eq!(tidegate.get("/a/b;v=1/c").text(), "/x/b;v=1/c", "{personality}");
+    }
+    let folding = before(&origin)
+        .top("personality = \"iis\"")
+        .route("/", &to_app(""))
+        .route("/Api/", &to_app("rewrite = \"/v2/*\""))
+        .start();
+    assert_eq!(folding.get("/aPI/x").text(), "/v2/x");
+}
+
+#[test]
+fn trailers_do_not_go_past_rules() {
+    let origin = Origin::start(|_| {
+        Reply::Raw(
+            b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: X-Hop\r\n\r\n\
+              1\r\na\r\n0\r\nX-Powered-By: a\r\nX-Hop: 1\r\nX-Sum: 1\r\n\r\n"
+                .to_vec(),
+        )
+    });
+    let rules = "response_fields = { remove = [\"X-Powered-By\"] }";
+    let tidegate = before(&origin).route("/", &to_app("")).route("/ruled/", &to_app(rules)).start();
+    for (target, trailers) in [("/", 2), ("/ruled/", 0)] {
+        let response = tidegate.get_with(target, "TE: trailers\r\nConnection: TE\r\n");
+        assert_eq!((response.text().as_str(), response.trailers.0.len()), ("a", trailers), "{target}");
+    }
+}
+
+#[test]
 fn files_of_one_root_have_the_fields_of_the_route_that_they_were_asked_by() {
     let origin = Origin::start(|_| Reply::ok(""));
     let root = tempfile::tempdir().unwrap();

@@ -399,6 +399,7 @@ fn bind_all(
         let transport = Transport {
             has_tls: listener.protocol == settings::Protocol::Https,
             is_proxied: listener.proxy_protocol,
+            has_http2_in_clear: listener.http2 && listener.protocol == settings::Protocol::Http,
         };
         let sockets =
             if listener.protocol.is_http() { held.next().map_or(&[][..], Vec::as_slice) } else { &[] };

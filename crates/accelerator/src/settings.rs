@@ -71,6 +71,8 @@ pub struct Listener {
     pub protocol: Protocol,
     /// Whether connections, which are those of trusted proxies then, begin with a PROXY header that names their client.
     pub proxy_protocol: bool,
+    /// Whether clients may speak HTTP/2 in the clear, without asking first (RFC 9113 §3.3).
+    pub http2: bool,
 }
 
 /// What is spoken at a listening address.

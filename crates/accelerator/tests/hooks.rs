@@ -155,6 +155,7 @@ impl Site {
                 address: (Ipv4Addr::LOCALHOST, 0).into(),
                 protocol: Protocol::Http,
                 proxy_protocol: false,
+                http2: false,
             }],
             certificates: Vec::new(),
             issued: Arc::default(),

@@ -302,7 +302,7 @@ fn reason(rule: &RequestRule, rules: &RuleSet, abilities: Abilities, compiled: &
     let cookie_bytes = rule.cookie.as_ref().map_or(0, |cookie| cookie.to_string().len());
     if !abilities.segments {
         Why::NoTc
-    } else if !rules.has_http_in_segments() {
+    } else if rules.ports_with_requests_in_segments().next().is_none() {
         Why::NoHttpPort
     } else if rule.path.literal().len() > path_bytes || cookie_bytes > abi::TG_COOKIE_BYTES as usize {
         Why::TooLong
@@ -460,8 +460,7 @@ fn zeroed<T: FromZeros>() -> Result<Box<T>, GateError> {
 fn put_ports(maps: &Maps, target: u32, table: &ConnectionTable, rules: &RuleSet) -> Result<(), GateError> {
     let mut ports: Box<abi::tg_ports> = zeroed()?;
     ports.class_of.copy_from_slice(table.port_classes());
-    let http = rules.http_ports.iter().flat_map(|range| range.first()..=range.last());
-    for port in http.filter(|port| !rules.is_proxied(*port)) {
+    for port in rules.ports_with_requests_in_segments() {
         ports.class_of[usize::from(port)] |= abi::TG_PORT_HTTP as u16;
     }
     for port in (0..=u16::MAX).filter(|port| !rules.covers(*port) || rules.is_proxied(*port)) {

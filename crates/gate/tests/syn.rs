@@ -113,6 +113,7 @@ fn where_a_proxy_names_the_clients_its_packets_are_let_pass_and_they_are_policed
         http_ports: ports.to_vec(),
         only_ports: ports.to_vec(),
         proxied_ports: vec![ports[0]],
+        framed_ports: Vec::new(),
     });
     let proxy = "10.1.1.9";
     let passed = |port| (0..10).filter(|_| passes(&gate, &frame(proxy, "10.0.0.1", port, SYN, b""))).count();

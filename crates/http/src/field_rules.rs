@@ -1,8 +1,14 @@
 //! What an operator changes of the fields of messages on their way through.
 
 use crate::chars::{is_token, is_value};
-use crate::field::FieldId;
-use crate::forward::{imitates_known_field, is_hop_by_hop, is_method_override, is_proxy_field, write_field};
+use crate::field::{FieldId, Fields};
+use crate::forward::{
+    ConnectionOptions, imitates_known_field, is_hop_by_hop, is_method_override, is_proxy_field, write_field,
+};
+use crate::head::ResponseHead;
+
+/// The most that the lines of one set of rules may come to, in bytes.
+const MOST_BYTES: usize = 16 * 1024;
 
 /// Which messages a rule is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -29,11 +35,13 @@ pub enum FieldChange {
 /// Why there is no such rule.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum FieldRuleError {
-    /// RFC 9110 §5.1.
-    #[error("expected the name of a field: letters, digits and any of !#$%&'*+-.^_`|~")]
+    /// RFC 9110 §5.1. A `*` may be part of a name, and never is: whoever writes one means something else.
+    #[error("expected the name of a field: letters, digits and any of !#$%&'+-.^_`|~")]
     Name,
     /// RFC 9110 §5.5.
-    #[error("expected a field's value: visible characters, with spaces between them alone")]
+    #[error(
+        "expected a field's value: visible characters, with spaces between them alone; `remove` leaves a field out"
+    )]
     Value,
     /// Messages have their own, or have it for a connection or for the bytes that follow.
     #[error("this field is tidegate's to say")]
@@ -44,12 +52,18 @@ pub enum FieldRuleError {
     /// Every request has one (RFC 9112 §3.2).
     #[error("it is in every request, once, and can only be set")]
     Host,
-    /// [`RuledMessage::Request`] with an authority that is none.
-    #[error("expected a host name or an address, with or without a port")]
-    Authority,
+    /// What the upstream compresses goes to clients that asked for something else.
+    #[error("it can only be removed, or set to \"identity\"")]
+    AcceptEncoding,
     /// To CGI and its descendants an underscore is a hyphen.
     #[error("write it with hyphens")]
     Underscore,
+    /// Two lines in each other's place.
+    #[error("it is there already: case does not count")]
+    Repeated,
+    /// More than heads have room for.
+    #[error("the fields of a route come to more than {MOST_BYTES} bytes")]
+    TooMuch,
 }
 
 /// The name of a field, as it is to be written.
@@ -61,17 +75,17 @@ struct Name {
 
 impl Name {
     fn is(&self, id: FieldId, name: &[u8]) -> bool {
-        match self.id {
-            FieldId::Other => id == FieldId::Other && is_alike(&self.text, name),
-            known => id == known,
-        }
+        self.id == id && (id != FieldId::Other || self.text.eq_ignore_ascii_case(name))
     }
-}
 
-/// Whether some server takes the names for the same: to CGI and its descendants an underscore is a hyphen.
-fn is_alike(a: &[u8], b: &[u8]) -> bool {
-    let fold = |byte: &u8| if *byte == b'_' { b'-' } else { byte.to_ascii_lowercase() };
-    a.len() == b.len() && a.iter().map(fold).eq(b.iter().map(fold))
+    /// Whether some server takes `name` for this one: for CGI most make an underscore of a hyphen, and some of everything
+    /// else that is no letter and no digit.
+    fn is_imitated_by(&self, name: &[u8]) -> bool {
+        let fold = |byte: &u8| if byte.is_ascii_alphanumeric() { byte.to_ascii_lowercase() } else { b'-' };
+        self.text.len() == name.len()
+            && self.text.iter().map(fold).eq(name.iter().map(fold))
+            && !self.text.eq_ignore_ascii_case(name)
+    }
 }
 
 /// A field line that is written.
@@ -79,30 +93,24 @@ fn is_alike(a: &[u8], b: &[u8]) -> bool {
 struct Line {
     name: Name,
     value: Box<[u8]>,
-    /// It lets caches reuse the response, which nobody means of errors.
-    permits_reuse: bool,
+    lifetime: Option<Lifetime>,
+}
+
+/// A line says how long a response may be reused.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+struct Lifetime {
+    /// By everybody, whatever the response says to its client alone.
+    is_public: bool,
 }
 
 impl Line {
     fn new(name: Name, value: &[u8]) -> Self {
-        let permits_reuse = match name.id {
-            FieldId::Expires => true,
-            FieldId::CacheControl | FieldId::CdnCacheControl | FieldId::SurrogateControl => {
-                let mut directives = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
-                let forbids = |directive: &[u8]| {
-                    [&b"no-store"[..], b"no-cache", b"private"]
-                        .iter()
-                        .any(|known| directive.eq_ignore_ascii_case(known))
-                };
-                !directives.any(forbids)
-            }
-            _ => false,
-        };
-        Self { name, value: value.into(), permits_reuse }
+        let lifetime = speaks_of_reuse(name.id, &name.text).then(|| lifetime(name.id, value)).flatten();
+        Self { name, value: value.into(), lifetime }
     }
 
-    fn is_said(&self, of: Said) -> bool {
-        of != Said::OfAnError || !self.permits_reuse
+    fn bytes(&self) -> usize {
+        self.name.text.len() + self.value.len() + 4
     }
 
     fn write(&self, out: &mut Vec<u8>) {
@@ -110,28 +118,42 @@ impl Line {
     }
 }
 
-/// What the lines that are written are said of.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Said {
-    /// Any request, or a response below 400.
-    OfAnything,
-    /// A response of 400 or above: how long one may be reused is not said of it, or a page that was missing for a moment
-    /// would be missing for as long.
-    OfAnError,
-    /// A message about another one, such as a 304: what it says replaces what that says (RFC 9111 §3.2), so that lines which
-    /// are added to what is there, or stand where there are none, are not in it.
-    OfAnother,
+/// Whether a field says who may reuse a response, and for how long: to caches as such, or to those that it names (RFC 9213
+/// §2.1).
+fn speaks_of_reuse(id: FieldId, name: &[u8]) -> bool {
+    let targeted = name.len().checked_sub(b"cache-control".len()).and_then(|start| name.get(start..));
+    matches!(id, FieldId::Expires | FieldId::Pragma | FieldId::SurrogateControl)
+        || targeted.is_some_and(|end| end.eq_ignore_ascii_case(b"cache-control"))
+        || name.eq_ignore_ascii_case(b"edge-control")
 }
 
-impl Said {
-    /// Of a response with this status.
-    pub fn of_status(status: u16) -> Self {
-        match status {
-            304 => Self::OfAnother,
-            400.. => Self::OfAnError,
-            _ => Self::OfAnything,
+/// What a line gives of a lifetime: nothing if it only restricts.
+fn lifetime(id: FieldId, value: &[u8]) -> Option<Lifetime> {
+    const PERMISSIONS: [&[u8]; 6] =
+        [b"max-age", b"s-maxage", b"stale-while-revalidate", b"stale-if-error", b"immutable", b"public"];
+    let mut found = (id == FieldId::Expires).then_some(Lifetime { is_public: false });
+    for directive in value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii) {
+        let (name, argument) = match directive.iter().position(|byte| *byte == b'=') {
+            Some(at) => (&directive[..at], directive[at + 1..].trim_ascii()),
+            None => (directive, &b""[..]),
+        };
+        let is_none = !argument.is_empty() && argument.iter().all(|byte| b"0\"".contains(byte));
+        if !is_none && PERMISSIONS.iter().any(|known| name.eq_ignore_ascii_case(known)) {
+            let is_public =
+                name.eq_ignore_ascii_case(b"public") || found.is_some_and(|found| found.is_public);
+            found = Some(Lifetime { is_public });
         }
     }
+    found
+}
+
+/// What is to be known of a response beside its head.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RuledResponse {
+    /// The status of the stored response that a 304 is about; `None`: the client has that.
+    pub validated: Option<u16>,
+    /// The request says who asks, by a cookie or credentials.
+    pub is_for_one_client: bool,
 }
 
 /// Changes to the fields of messages that are passed on; by default none.
@@ -161,29 +183,47 @@ impl FieldRules {
         value: &str,
     ) -> Result<(), FieldRuleError> {
         let (name, value) = (name.as_bytes(), value.as_bytes());
-        if name.is_empty() || !name.iter().copied().all(is_token) {
+        if name.is_empty() || !name.iter().all(|byte| is_token(*byte) && *byte != b'*') {
             return Err(FieldRuleError::Name);
         }
         let id = FieldId::from_name(name);
         check(message, change, id, name)?;
         let name = Name { id, text: name.into() };
-        let is_trimmed = value.trim_ascii().len() == value.len() && !value.is_empty();
-        if change != FieldChange::Remove && !(is_trimmed && value.iter().copied().all(is_value)) {
-            return Err(FieldRuleError::Value);
-        }
-        if (message, id) == (RuledMessage::Request, FieldId::Host) {
-            if !value.iter().all(|byte| byte.is_ascii_alphanumeric() || b"-._:[]".contains(byte)) {
-                return Err(FieldRuleError::Authority);
-            }
-            self.host = Some(value.into());
+        if change == FieldChange::Remove {
+            self.remove.push(name);
             return Ok(());
         }
-        match change {
-            FieldChange::Remove => self.remove.push(name),
-            FieldChange::Set => self.set.push(Line::new(name, value)),
-            FieldChange::Add => self.add.push(Line::new(name, value)),
-            FieldChange::Default => self.default.push(Line::new(name, value)),
+        let is_trimmed = value.trim_ascii().len() == value.len() && !value.is_empty();
+        if !is_trimmed || !value.iter().copied().all(is_value) {
+            return Err(FieldRuleError::Value);
         }
+        match (message, id) {
+            (RuledMessage::Request, FieldId::Host) if self.host.is_some() => {
+                return Err(FieldRuleError::Repeated);
+            }
+            (RuledMessage::Request, FieldId::Host) => {
+                self.host = Some(value.into());
+                return Ok(());
+            }
+            (RuledMessage::Request, FieldId::AcceptEncoding) if value != b"identity" => {
+                return Err(FieldRuleError::AcceptEncoding);
+            }
+            _ => {}
+        }
+        let line = Line::new(name, value);
+        let lines = || self.set.iter().chain(&self.add).chain(&self.default);
+        if lines().map(Line::bytes).sum::<usize>() + line.bytes() > MOST_BYTES {
+            return Err(FieldRuleError::TooMuch);
+        }
+        let list = match change {
+            FieldChange::Set => &mut self.set,
+            FieldChange::Default => &mut self.default,
+            FieldChange::Add | FieldChange::Remove => &mut self.add,
+        };
+        if change != FieldChange::Add && list.iter().any(|known| known.name.is(id, &line.name.text)) {
+            return Err(FieldRuleError::Repeated);
+        }
+        list.push(line);
         Ok(())
     }
 
@@ -199,34 +239,84 @@ impl FieldRules {
     }
 
     /// Whether a line with this name is left out, for good or because another one takes its place.
-    pub fn removes(&self, id: FieldId, name: &[u8], of: Said) -> bool {
-        self.remove.iter().any(|known| known.is(id, name))
-            || self.set.iter().any(|line| line.name.is(id, name) && line.is_said(of))
+    pub fn removes(&self, id: FieldId, name: &[u8]) -> bool {
+        self.remove.iter().chain(self.set.iter().map(|line| &line.name)).any(|known| known.is(id, name))
     }
 
-    /// Appends the lines that are set, those that are added, and those that are missing: `has_kept` says whether a line
-    /// whose name fits has been passed on.
-    pub fn write(
-        &self,
-        of: Said,
-        has_kept: impl Fn(&dyn Fn(FieldId, &[u8]) -> bool) -> bool,
-        out: &mut Vec<u8>,
-    ) {
-        let said = |line: &&Line| line.is_said(of);
-        self.set.iter().filter(said).for_each(|line| line.write(out));
-        if of == Said::OfAnother {
-            return;
-        }
-        self.add.iter().filter(said).for_each(|line| line.write(out));
-        let is_written = |name: &Name| {
-            self.set.iter().chain(&self.add).filter(said).any(|line| line.name.is(name.id, &name.text))
-        };
-        for line in self.default.iter().filter(said) {
-            if !is_written(&line.name) && !has_kept(&|id, kept| line.name.is(id, kept)) {
+    /// Whether some server takes a field of a request for one that rules are about.
+    pub fn is_imitated_by(&self, name: &[u8]) -> bool {
+        let lines = self.set.iter().chain(&self.add).chain(&self.default);
+        self.remove.iter().chain(lines.map(|line| &line.name)).any(|known| known.is_imitated_by(name))
+    }
+
+    /// Appends what is set, what is added and what is missing. `has_kept` says whether a line whose name fits is there.
+    pub fn write(&self, has_kept: impl Fn(&dyn Fn(FieldId, &[u8]) -> bool) -> bool, out: &mut Vec<u8>) {
+        self.set.iter().chain(&self.add).for_each(|line| line.write(out));
+        for line in &self.default {
+            if !has_kept(&|id, kept| line.name.is(id, kept)) {
                 line.write(out);
             }
         }
     }
+
+    /// Appends the field lines of an upstream's response that go on, and those of the rules; neither status line nor empty
+    /// line, and of the framing only `Content-Length`.
+    ///
+    /// What says how long a response may be reused is not said of errors and of what holds for the moment, nor beside a
+    /// cookie that is set, unless it is `public`; as a default, nor where the response or the request says that it is one
+    /// client's, nor where the response speaks of its reuse by whatever field.
+    ///
+    /// What a 304 says takes the place of what is stored (RFC 9111 §3.2): lines are added to those of the same name that it
+    /// has, or are there already; nothing is missing in it.
+    pub fn write_response(&self, response: &ResponseHead<'_>, of: RuledResponse, out: &mut Vec<u8>) {
+        let fields = response.fields;
+        let options = ConnectionOptions::of(fields);
+        let is_removed =
+            |id, name: &[u8]| options.removes(id, name) || self.remove.iter().any(|known| known.is(id, name));
+        let left = || fields.iter().filter(|(id, name, _)| !is_removed(*id, name));
+        let status = if response.status == 304 { of.validated.unwrap_or(200) } else { response.status };
+        let may_be_reused = matches!(status, 200 | 203 | 204 | 206 | 301 | 308);
+        let sets_cookie = left().any(|(id, ..)| id == FieldId::SetCookie);
+        let is_said = |line: &&Line| match line.lifetime {
+            None => true,
+            Some(lifetime) => may_be_reused && (lifetime.is_public || !sets_cookie),
+        };
+        let is_replaced =
+            |id, name: &[u8]| self.set.iter().filter(is_said).any(|line| line.name.is(id, name));
+        let kept = || left().filter(|(id, name, _)| !is_replaced(*id, name));
+        for (id, name, value) in kept() {
+            if id != FieldId::TransferEncoding {
+                write_field(name, value, out);
+            }
+        }
+        if varies_by_coding(&fields) && !kept().any(|(id, ..)| id == FieldId::Vary) {
+            write_field(b"Vary", b"Accept-Encoding", out);
+        }
+        let is_there = |name: &Name| kept().any(|(id, kept, _)| name.is(id, kept));
+        self.set.iter().filter(is_said).for_each(|line| line.write(out));
+        let added = self.add.iter().filter(is_said);
+        added.filter(|line| response.status != 304 || is_there(&line.name)).for_each(|line| line.write(out));
+        if response.status == 304 {
+            return;
+        }
+        let speaks = kept().any(|(id, name, _)| speaks_of_reuse(id, name));
+        let is_said_by_default =
+            |lifetime: Lifetime| !speaks && (lifetime.is_public || !of.is_for_one_client);
+        for line in self.default.iter().filter(is_said) {
+            if line.lifetime.is_none_or(is_said_by_default)
+                && !is_replaced(line.name.id, &line.name.text)
+                && !is_there(&line.name)
+            {
+                line.write(out);
+            }
+        }
+    }
+}
+
+/// Whether the upstream chooses by the codings that clients accept, which only it can know.
+fn varies_by_coding(fields: &Fields<'_>) -> bool {
+    let mut members = fields.get_all(FieldId::Vary).flat_map(|value| value.split(|byte| *byte == b','));
+    members.any(|member| member.trim_ascii().eq_ignore_ascii_case(b"accept-encoding"))
 }
 
 fn check(message: RuledMessage, change: FieldChange, id: FieldId, name: &[u8]) -> Result<(), FieldRuleError> {
@@ -287,9 +377,9 @@ fn is_own_of_responses(id: FieldId) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{HeadLimits, Method, ResponseParser};
     use FieldChange::{Add, Default, Remove, Set};
     use RuledMessage::{Request, Response};
-    use Said::{OfAnError, OfAnother, OfAnything};
 
     fn refused(
         message: RuledMessage,
@@ -298,6 +388,29 @@ mod tests {
         value: &str,
     ) -> Option<FieldRuleError> {
         FieldRules::default().change(message, change, name, value).err()
+    }
+
+    fn rules(changes: &[(FieldChange, &str, &str)]) -> FieldRules {
+        let mut rules = FieldRules::default();
+        changes
+            .iter()
+            .for_each(|(change, name, value)| rules.change(Response, *change, name, value).unwrap());
+        rules
+    }
+
+    /// The field lines of a response with this status line's end and these lines, joined by `|`.
+    fn written(rules: &FieldRules, response: &str, of: RuledResponse) -> String {
+        let head = format!("HTTP/1.1 {}\r\n\r\n", response.replace('|', "\r\n"));
+        let mut parser = ResponseParser::new(HeadLimits::default());
+        parser.reset(Method::Get);
+        parser.parse(head.as_bytes()).unwrap();
+        let mut out = Vec::new();
+        rules.write_response(&parser.head(head.as_bytes()), of, &mut out);
+        String::from_utf8(out).unwrap().trim_end().replace("\r\n", "|")
+    }
+
+    fn of_all(rules: &FieldRules, response: &str) -> String {
+        written(rules, response, RuledResponse::default())
     }
 
     #[test]
@@ -322,53 +435,109 @@ mod tests {
         assert_eq!(refused(Response, Set, "ETag", "\"a\""), Some(FieldRuleError::Individual));
         assert_eq!(refused(Response, Remove, "ETag", ""), None);
         assert_eq!(refused(Request, Remove, "Host", ""), Some(FieldRuleError::Host));
-        assert_eq!(refused(Request, Set, "Host", "a b"), Some(FieldRuleError::Authority));
         assert_eq!(refused(Request, Set, "Host", "[::1]:80"), None);
         assert_eq!(refused(Request, Set, "Cache_Control", "x"), Some(FieldRuleError::Underscore));
+        assert_eq!(refused(Request, Set, "Accept-Encoding", "gzip"), Some(FieldRuleError::AcceptEncoding));
+        assert_eq!(refused(Request, Set, "Accept-Encoding", "identity"), None);
     }
 
     #[test]
-    fn a_line_is_one_line() {
-        for name in ["", "a b", "a:", "a\r\nb", "ä"] {
+    fn a_line_is_one_line_and_there_once() {
+        for name in ["", "a b", "a:", "a\r\nb", "ä", "X-*"] {
             assert_eq!(refused(Request, Set, name, "x"), Some(FieldRuleError::Name), "{name:?}");
         }
         for value in ["", " a", "a ", "\t", "a\r\nb: c", "a\nb", "a\0", "\x7f"] {
             assert_eq!(refused(Response, Add, "X-A", value), Some(FieldRuleError::Value), "{value:?}");
         }
+        let mut rules = rules(&[(Set, "X-A", "1"), (Add, "Link", "</a>"), (Add, "link", "</b>")]);
+        assert_eq!(rules.change(Response, Set, "x-a", "2"), Err(FieldRuleError::Repeated));
+        assert_eq!(rules.change(Response, Set, "X-B", &"x".repeat(MOST_BYTES)), Err(FieldRuleError::TooMuch));
     }
 
     #[test]
-    fn a_missing_line_is_one_that_nobody_has_written() {
+    fn lines_are_left_out_replaced_added_and_completed() {
+        let rules = rules(&[
+            (Remove, "Server", ""),
+            (Set, "X-A", "set"),
+            (Add, "X-B", "added"),
+            (Default, "X-C", "default"),
+            (Default, "X-D", "default"),
+            (Default, "X-E", "default"),
+        ]);
+        let response = "200 OK|server: a|x-a: 1|X-A: 2|X-B: 1|x-c: 1|x_d: 1|X-E: 1|Connection: x-e";
+        assert_eq!(
+            of_all(&rules, response),
+            "X-B: 1|x-c: 1|x_d: 1|X-A: set|X-B: added|X-D: default|X-E: default"
+        );
+        // What is missing there, or added to what it does not have, is nothing in a 304.
+        assert_eq!(of_all(&rules, "304 Not Modified|X-Z: 1"), "X-Z: 1|X-A: set");
+        assert_eq!(of_all(&rules, "304 Not Modified|X-B: 1"), "X-B: 1|X-A: set|X-B: added");
+    }
+
+    #[test]
+    fn a_request_cannot_imitate_what_rules_are_about() {
         let mut rules = FieldRules::default();
-        rules.change(Response, Set, "X-A", "set").unwrap();
-        rules.change(Response, Add, "X-B", "added").unwrap();
-        for name in ["X-A", "X-B", "Cache-Control", "X-C", "X-D"] {
-            rules.change(Response, Default, name, "default").unwrap();
+        rules.change(Request, Set, "X-User", "nobody").unwrap();
+        rules.change(Request, Default, "X-Role", "guest").unwrap();
+        for name in ["x_user", "X.User", "X-User", "X~ROLE", "X_Role", "X-Users"] {
+            let is_other = matches!(name, "X-User" | "X-Users");
+            assert_eq!(rules.is_imitated_by(name.as_bytes()), !is_other, "{name}");
         }
-        let kept = [(FieldId::CacheControl, &b"cache-control"[..]), (FieldId::Other, b"x-c")];
-        let mut out = Vec::new();
-        rules.write(OfAnything, |is_named| kept.iter().any(|(id, name)| is_named(*id, name)), &mut out);
-        assert_eq!(String::from_utf8(out).unwrap(), "X-A: set\r\nX-B: added\r\nX-D: default\r\n");
-        assert!(rules.removes(FieldId::Other, b"x_a", OfAnything));
-        assert!(!rules.removes(FieldId::Other, b"X-B", OfAnything));
+        assert!(rules.removes(FieldId::Other, b"x-user") && !rules.removes(FieldId::Other, b"X-Role"));
     }
 
     #[test]
-    fn what_is_said_of_errors_lets_nobody_keep_them_and_of_others_adds_nothing() {
-        let mut rules = FieldRules::default();
-        rules.change(Response, Set, "Cache-Control", "max-age=31536000, immutable").unwrap();
-        rules.change(Response, Add, "CDN-Cache-Control", "no-store").unwrap();
-        rules.change(Response, Default, "Expires", "Thu, 01 Jan 2037 00:00:00 GMT").unwrap();
-        rules.change(Response, Default, "X-Frame-Options", "DENY").unwrap();
-        let written = |of| {
-            let mut out = Vec::new();
-            rules.write(of, |_| false, &mut out);
-            String::from_utf8(out).unwrap()
-        };
-        assert_eq!(written(Said::of_status(200)).lines().count(), 4);
-        assert_eq!(written(Said::of_status(404)), "CDN-Cache-Control: no-store\r\nX-Frame-Options: DENY\r\n");
-        assert_eq!(written(Said::of_status(304)), "Cache-Control: max-age=31536000, immutable\r\n");
-        let removes = |of| rules.removes(FieldId::CacheControl, b"Cache-Control", of);
-        assert_eq!([OfAnything, OfAnError, OfAnother].map(removes), [true, false, true]);
+    fn a_lifetime_is_not_said_of_what_is_for_the_moment_or_for_one_client() {
+        let set = rules(&[(Set, "Cache-Control", "max-age=600, immutable")]);
+        let lasting = "Cache-Control: max-age=600, immutable";
+        for status in ["200 OK", "301 Moved", "308 Moved", "304 Not Modified"] {
+            assert_eq!(of_all(&set, status), lasting, "{status}");
+        }
+        for status in ["302 Found", "307 Found", "404 None", "500 Error"] {
+            assert_eq!(of_all(&set, &format!("{status}|Cache-Control: no-cache")), "Cache-Control: no-cache");
+        }
+        assert_eq!(of_all(&set, "200 OK|Set-Cookie: a=b"), "Set-Cookie: a=b");
+        let validating = |validated| RuledResponse { validated: Some(validated), ..RuledResponse::default() };
+        assert_eq!(written(&set, "304 Not Modified", validating(404)), "");
+        assert_eq!(written(&set, "304 Not Modified", validating(200)), lasting);
+        let public = rules(&[(Set, "Cache-Control", "public, max-age=600")]);
+        assert_eq!(
+            of_all(&public, "200 OK|Set-Cookie: a=b"),
+            "Set-Cookie: a=b|Cache-Control: public, max-age=600"
+        );
+        for restriction in ["no-store", "private", "no-cache, must-revalidate", "max-age=0"] {
+            let rules = rules(&[(Set, "Cache-Control", restriction)]);
+            let said = format!("Cache-Control: {restriction}");
+            assert_eq!(of_all(&rules, "404 None|Cache-Control: max-age=3600"), said);
+        }
+        let both = rules(&[(Set, "Cache-Control", "private, max-age=600")]);
+        assert_eq!(of_all(&both, "404 None|X-A: 1"), "X-A: 1");
+    }
+
+    #[test]
+    fn a_default_lifetime_stands_only_where_nothing_speaks_against_it() {
+        let rules = rules(&[(Default, "CDN-Cache-Control", "max-age=60"), (Default, "X-A", "1")]);
+        assert_eq!(of_all(&rules, "200 OK"), "CDN-Cache-Control: max-age=60|X-A: 1");
+        for line in [
+            "Cache-Control: private",
+            "Cache-Control: max-age=5",
+            "Expires: 0",
+            "Pragma: no-cache",
+            "Surrogate-Control: no-store",
+            "Example-Cache-Control: no-store",
+            "Set-Cookie: a=b",
+        ] {
+            assert_eq!(of_all(&rules, &format!("200 OK|{line}")), format!("{line}|X-A: 1"));
+        }
+        let of = RuledResponse { is_for_one_client: true, ..RuledResponse::default() };
+        assert_eq!(written(&rules, "200 OK", of), "X-A: 1");
+    }
+
+    #[test]
+    fn who_compresses_says_so() {
+        let rules = rules(&[(Set, "Vary", "X-Tier")]);
+        let response = "200 OK|Vary: Accept-Encoding, Origin";
+        assert_eq!(of_all(&rules, response), "Vary: Accept-Encoding|Vary: X-Tier");
+        assert_eq!(of_all(&rules, "200 OK|Vary: Origin"), "Vary: X-Tier");
     }
 }

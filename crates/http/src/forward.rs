@@ -7,7 +7,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use crate::chars::is_token;
 use crate::decimal::write_address;
 use crate::field::{FieldId, Fields};
-use crate::field_rules::{FieldRules, Said};
+use crate::field_rules::FieldRules;
 use crate::head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
 use crate::normalize::Normalized;
 use crate::write_decimal;
@@ -136,8 +136,7 @@ pub fn write_upstream_request(
     }
     if !context.rules.is_empty() {
         let kept = || head.fields.iter().filter(|(id, name, _)| goes_on(*id, name));
-        let has_kept = |is_named: &dyn Fn(_, &[u8]) -> bool| kept().any(|(id, name, _)| is_named(id, name));
-        context.rules.write(Said::OfAnything, has_kept, out);
+        context.rules.write(|is_named| kept().any(|(id, name, _)| is_named(id, name)), out);
     }
     out.extend_from_slice(b"\r\n");
 }
@@ -192,13 +191,10 @@ fn is_end_to_end(
         FieldId::Other if is_proxy_field(name) || imitates_known_field(name) => false,
         FieldId::Other if !context.trusted_client && claims_provenance(name) => false,
         FieldId::Other if is_any_of(name, &[b"http2-settings", b"surrogate-capability"]) => false,
+        FieldId::Other if context.rules.is_imitated_by(name) => false,
         // A request that is answered from the cache as a GET must be one to the origin too.
         FieldId::Other if head.method.is_safe() && is_method_override(name) => false,
-        _ => {
-            !context.removed.contains(&id)
-                && !options.removes(id, name)
-                && !context.rules.removes(id, name, Said::OfAnything)
-        }
+        _ => !context.removed.contains(&id) && !options.removes(id, name) && !context.rules.removes(id, name),
     }
 }
 

@@ -27,7 +27,7 @@ pub use chunked::{
 pub use decimal::write_decimal;
 pub use error::{BodyError, HeadError};
 pub use field::{Field, FieldId, FieldSet, Fields, FieldsIter, Span};
-pub use field_rules::{FieldChange, FieldRuleError, FieldRules, RuledMessage, Said};
+pub use field_rules::{FieldChange, FieldRuleError, FieldRules, RuledMessage, RuledResponse};
 pub use head::{BodyFraming, Method, RequestHead, ResponseHead, Version};
 pub use parser::{HeadLimits, ParsedRequest, ParsedResponse, Progress, RequestParser, ResponseParser};
 pub use proxy_header::{

@@ -60,6 +60,9 @@ pub struct RuleSet {
     /// Ports at which a proxy names the client of each connection. Packets there are the proxy's: rules act once the
     /// client is known, and not on them.
     pub proxied_ports: Vec<PortRange>,
+    /// Ports at which requests may come in frames of HTTP/2, in which no segment shows them: rules for them act where the
+    /// frames are read.
+    pub framed_ports: Vec<PortRange>,
 }
 
 impl RuleSet {
@@ -73,10 +76,11 @@ impl RuleSet {
         self.proxied_ports.iter().any(|range| range.contains(port))
     }
 
-    /// Whether there is a port at which requests are recognized in segments.
-    pub fn has_http_in_segments(&self) -> bool {
-        let mut ports = self.http_ports.iter().flat_map(|range| range.first()..=range.last());
-        ports.any(|port| !self.is_proxied(port))
+    /// Ports at which requests are recognized in segments.
+    pub fn ports_with_requests_in_segments(&self) -> impl Iterator<Item = u16> {
+        let ports = self.http_ports.iter().flat_map(|range| range.first()..=range.last());
+        let is_framed = |port| self.framed_ports.iter().any(|range| range.contains(port));
+        ports.filter(move |port| !self.is_proxied(*port) && !is_framed(*port))
     }
 
     /// The number of classes: one more than the lowest class a rule names. What no rule names is in the last one.
@@ -84,5 +88,21 @@ impl RuleSet {
         let named = self.connections.iter().filter_map(|rule| rule.class);
         let lowest = named.chain(self.requests.iter().filter_map(|rule| rule.class)).max().unwrap_or(0);
         usize::from(lowest) + 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_are_looked_for_in_segments_where_segments_are_the_clients_and_show_them() {
+        let rules = RuleSet {
+            http_ports: vec![PortRange::one(80), "8000-8003".parse().unwrap()],
+            proxied_ports: vec![PortRange::one(8001)],
+            framed_ports: vec![PortRange::one(80), PortRange::one(8002)],
+            ..RuleSet::default()
+        };
+        assert_eq!(rules.ports_with_requests_in_segments().collect::<Vec<_>>(), [8000, 8003]);
     }
 }

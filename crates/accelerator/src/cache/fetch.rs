@@ -166,7 +166,8 @@ impl Fetch<'_> {
         let validators = stale.as_ref().map(Validators::of);
         let fields = validators.as_ref().map(Validators::fields);
         let added = fields.as_deref().unwrap_or(&ADDED);
-        let mut sent = self.send(&CLIENT_CONDITIONS, added, BodyFraming::None, &mut body).await;
+        let validated = validators.as_ref().and_then(Validators::status);
+        let mut sent = self.send(&CLIENT_CONDITIONS, added, BodyFraming::None, (validated, &mut body)).await;
         if let (Ok(response), Some(stale)) = (&mut sent, &stale)
             && response.head().status == 304
         {
@@ -188,7 +189,8 @@ impl Fetch<'_> {
             }
             // It is about another response than the stored one, which may not be used (RFC 9111 §4.3.3).
             epoch = self.core.flights.epoch(url_key);
-            sent = Box::pin(self.send(&CLIENT_CONDITIONS, &ADDED, BodyFraming::None, &mut body)).await;
+            sent =
+                Box::pin(self.send(&CLIENT_CONDITIONS, &ADDED, BodyFraming::None, (None, &mut body))).await;
         }
         if let Some((reached, answer)) = self.stand_in_for(&sent, stale.as_ref(), reason) {
             if let Some(leader) = leader {

@@ -13,6 +13,7 @@ use crate::service::fetch::ADDED;
 /// What a stored response can be recognized by.
 #[derive(Default)]
 pub(super) struct Validators {
+    status: Option<u16>,
     etag: Option<Vec<u8>>,
     last_modified: Option<[u8; 29]>,
 }
@@ -21,11 +22,17 @@ impl Validators {
     pub(super) fn of(object: &Object) -> Self {
         match Entry::decode(object.meta()) {
             Some(Entry::Response(entry)) => Self {
+                status: Some(entry.status),
                 etag: entry.etag.map(<[u8]>::to_vec),
                 last_modified: entry.last_modified_s.map(tidegate_http::date::format),
             },
             _ => Self::default(),
         }
+    }
+
+    /// That of the stored response.
+    pub(super) fn status(&self) -> Option<u16> {
+        self.status
     }
 
     /// The fields of a validating request, and those that every request has.
@@ -73,7 +80,9 @@ pub(super) fn freshen(
     }
     let mut stored = stale.head().to_vec();
     stored.extend_from_slice(b"\r\n");
-    let new_parser = || ResponseParser::new(HeadLimits { fields: u16::MAX, ..HeadLimits::default() });
+    // What was stored is as long as it may be, and what a route adds to it.
+    let limits = HeadLimits { fields: u16::MAX, head_bytes: u32::MAX, ..HeadLimits::default() };
+    let new_parser = || ResponseParser::new(limits);
     let mut parser = new_parser();
     parser.reset(Method::Get);
     let Ok(Progress::Complete { .. }) = parser.parse(&stored) else { return None };

@@ -27,6 +27,9 @@ pub(super) const ENDED: u8 = 4;
 /// The client has reset the connection.
 pub(super) const FAILED: u8 = 8;
 
+/// What a connection with HTTP/2 begins with (RFC 9113 §3.4).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
 /// One client's connection.
 pub(crate) struct Client {
     pub(super) socket: TcpStream,
@@ -44,6 +47,8 @@ pub(crate) struct Client {
     stalled_streams: Cell<u16>,
     /// Of its streams, those that wait for it and for nobody else.
     owing_streams: Cell<u16>,
+    /// Whether its first bytes say which version of HTTP it speaks.
+    may_speak_http2: Cell<bool>,
     /// It is in [`Clients::again`].
     pub(super) is_queued: Cell<bool>,
     /// Of that task.
@@ -95,7 +100,7 @@ impl Client {
         peer: SocketAddr,
         introduced: Introduced,
         place: Option<NodeId>,
-        tls: Option<tls::Session>,
+        (tls, may_speak_http2): (Option<tls::Session>, bool),
     ) -> Self {
         Self {
             tls: tls.map(|session| Box::new(RefCell::new(session))),
@@ -108,6 +113,7 @@ impl Client {
             has_upstream: Cell::new(false),
             stalled_streams: Cell::new(0),
             owing_streams: Cell::new(0),
+            may_speak_http2: Cell::new(may_speak_http2),
             is_queued: Cell::new(false),
             waker: RefCell::new(None),
             pending: RefCell::new(None),
@@ -182,6 +188,12 @@ impl Client {
         self.tls.is_some()
     }
 
+    /// Whether what comes is known to be HTTP/1 as it stands.
+    #[inline]
+    pub(crate) fn speaks_plain_http1(&self) -> bool {
+        self.tls.is_none() && !self.may_speak_http2.get()
+    }
+
     /// Whether it has sent records of TLS for their own sake.
     pub(crate) fn is_tls_flood(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.borrow().is_flood())
@@ -191,9 +203,34 @@ impl Client {
     #[inline]
     pub(crate) fn agree(&self) -> Result<Spoken, HandshakeError> {
         match &self.tls {
+            None if self.may_speak_http2.get() => self.look_at_preface(),
             None => Ok(Spoken::Http1),
             Some(tls) => self.shake_hands(&mut tls.borrow_mut()),
         }
+    }
+
+    /// Looks whether a connection begins as one with HTTP/2 does (RFC 9113 §3.4), and leaves what is there to be read.
+    #[cold]
+    fn look_at_preface(&self) -> Result<Spoken, HandshakeError> {
+        let mut start = [0; PREFACE.len()];
+        let seen = match net::recv(&self.socket, &mut start[..], RecvFlags::PEEK) {
+            Ok((seen, _)) => seen,
+            Err(Errno::AGAIN) => {
+                self.used_up(READ | ENDED);
+                return Err(HandshakeError::Io(Errno::AGAIN.into()));
+            }
+            // Whoever reads finds it out.
+            Err(_) => return Ok(Spoken::Http1),
+        };
+        let start = start.get(..seen).unwrap_or(&[]);
+        let is_all = seen == PREFACE.len() || seen == 0 || self.ready.get() & ENDED != 0;
+        if !is_all && PREFACE.starts_with(start) {
+            // Whatever comes is told as a new event, though what was seen is still there (epoll(7), edge-triggered).
+            self.used_up(READ);
+            return Err(HandshakeError::Io(io::ErrorKind::WouldBlock.into()));
+        }
+        self.may_speak_http2.set(false);
+        Ok(if start == &PREFACE[..] { Spoken::Http2 } else { Spoken::Http1 })
     }
 
     fn shake_hands(&self, tls: &mut tls::Session) -> Result<Spoken, HandshakeError> {

@@ -112,6 +112,8 @@ pub(crate) struct Transport {
     pub has_tls: bool,
     /// Connections are those of proxies, and begin with a PROXY header.
     pub is_proxied: bool,
+    /// Clients may speak HTTP/2 without TLS.
+    pub has_http2_in_clear: bool,
 }
 
 /// The sockets of one core for one listening address.
@@ -327,7 +329,10 @@ impl DataCore {
             return;
         };
         self.metrics.connections_open.add(1);
-        session::begin(self, &Rc::new(Client::new(stream, peer, introduced, place, tls)));
+        session::begin(
+            self,
+            &Rc::new(Client::new(stream, peer, introduced, place, (tls, transport.has_http2_in_clear))),
+        );
     }
 
     /// Whether there may be one more connection, which is counted then.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use tidegate_http::cache::{self, Forwarded, range};
 use tidegate_http::forward::{ForwardContext, hops_left, times_seen, write_upstream_request};
 use tidegate_http::normalize::Normalized;
-use tidegate_http::{BodyFraming, FieldId, Method, ResponseHead};
+use tidegate_http::{BodyFraming, FieldId, Method, ResponseHead, RuledResponse};
 use tidegate_store::Store;
 
 use crate::cache::entries::write_url_key;
@@ -110,7 +110,7 @@ impl Fetch<'_> {
 
     /// Forwards the request as it is.
     pub(crate) async fn send_as_is<B: RequestBody>(&self, body: B) -> Result<Box<Response>, UpstreamError> {
-        self.send(&[FieldId::Expect], &ADDED, self.incoming.head.framing, body).await
+        self.send(&[FieldId::Expect], &ADDED, self.incoming.head.framing, (None, body)).await
     }
 
     /// Nothing is stored.
@@ -157,12 +157,13 @@ impl Fetch<'_> {
         Answer::status(status)
     }
 
+    /// `validated` is the status of the stored response that a 304 is about.
     pub(crate) async fn send<B: RequestBody>(
         &self,
         removed: &[FieldId],
         added: &[(&[u8], &[u8])],
         framing: BodyFraming,
-        body: B,
+        (validated, body): (Option<u16>, B),
     ) -> Result<Box<Response>, UpstreamError> {
         let head = self.incoming.head;
         let changes = self.plan.routes.changes(self.to.changes);
@@ -195,7 +196,8 @@ impl Fetch<'_> {
         };
         let mut response = self.pools.send(self.to.index, request, body).await?;
         if !changes.responses.fields.is_empty() {
-            response.change_fields(&changes.responses.fields, head.method)?;
+            let of = RuledResponse { validated, is_for_one_client: cache::identifies_client(head) };
+            response.change_fields(&changes.responses.fields, head.method, of)?;
         }
         if !self.plan.icap.is_empty() {
             response = Box::pin(icap::review_response(self.core, &self.incoming, response)).await?;

@@ -4,8 +4,8 @@ use std::borrow::Cow;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
-use tidegate_http::normalize::Normalized;
-use tidegate_http::{FieldRules, Method, Said};
+use tidegate_http::normalize::{Normalized, read_as_applications};
+use tidegate_http::{FieldRules, Method};
 
 use crate::service::answer::{self, Answer};
 use crate::settings::{Route, Substitute};
@@ -58,7 +58,7 @@ impl ResponseChanges {
 }
 
 impl Changes {
-    /// A request as the upstream gets it, if not with the path that the client has asked for.
+    /// The path that the upstream is asked for.
     pub(crate) fn rewritten<'p>(&self, path: &'p [u8]) -> Cow<'p, [u8]> {
         match &self.rewrite {
             // RFC 9110 §7.1: `OPTIONS *` is about the server as a whole.
@@ -66,23 +66,29 @@ impl Changes {
             _ => Cow::Borrowed(path),
         }
     }
+
+    /// Whether an application that reads `reading` in `path` finds it where it is put: what leaves the route's part of the
+    /// paths by a dot segment of its own would leave what stands in its place, too.
+    fn keeps_reading(&self, path: &[u8], reading: &[u8]) -> bool {
+        self.rewrite.is_none() || read_as_applications(&self.rewritten(path)) == *self.rewritten(reading)
+    }
 }
 
-/// A substitute for the start of paths that has this length.
+/// A substitute for the start of paths.
 #[derive(Clone, Debug, Eq, PartialEq)]
 struct PathSubstitute {
-    prefix_bytes: usize,
+    start: Box<[u8]>,
     substitute: Substitute,
 }
 
 impl PathSubstitute {
     fn new(route: &Route, substitute: &Substitute) -> Self {
-        Self { prefix_bytes: route.prefix().len(), substitute: substitute.clone() }
+        Self { start: route.prefix().as_bytes().into(), substitute: substitute.clone() }
     }
 
     fn of(&self, path: &[u8]) -> Vec<u8> {
         let text = self.substitute.text.as_bytes();
-        let rest = path.get(self.prefix_bytes..).unwrap_or(b"");
+        let rest = path.get(self.start.len()..).unwrap_or(b"");
         match self.substitute.keeps_rest {
             // With these in front it would be the name of another host, or be taken for one.
             true if text == b"/" => [text, without_slashes(rest)].concat(),
@@ -194,7 +200,14 @@ impl Routes {
             None => found,
             Some(reading) => found.filter(|found| {
                 let hides_slash = matches!(found, Destination::Root(_)) && hides_slash(normalized.path);
-                !hides_slash && self.find_path(normalized.authority, reading, folds_case) == Some(*found)
+                let keeps_reading = match found {
+                    Destination::Upstream(to) => {
+                        self.changes(to.changes).keeps_reading(normalized.path, reading)
+                    }
+                    _ => true,
+                };
+                let again = || self.find_path(normalized.authority, reading, folds_case);
+                !hides_slash && keeps_reading && again() == Some(*found)
             }),
         }
     }
@@ -223,7 +236,7 @@ impl Routes {
         let mut answer = answer::redirect(method, Some(url));
         if let Answer::Local { status, fields } = &mut answer {
             *status = redirect.status.unwrap_or(*status);
-            redirect.responses.write(Said::OfAnything, |_| false, fields);
+            redirect.responses.write(|_| false, fields);
         }
         answer
     }

@@ -121,7 +121,7 @@ impl Batch {
 impl Slot {
     /// Reads what may be whole requests; whether there is something to be answered.
     fn read(&mut self, core: &Rc<DataCore>, client: Rc<Client>) -> bool {
-        if client.pending.borrow().is_some() || client.is_encrypted() || !client.is_readable() {
+        if client.pending.borrow().is_some() || !client.speaks_plain_http1() || !client.is_readable() {
             session::resume(core, &client);
             return false;
         }

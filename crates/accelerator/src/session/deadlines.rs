@@ -198,7 +198,7 @@ mod tests {
         for deadline_ms in 0..count {
             peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
             let (socket, peer) = listener.accept().unwrap();
-            let client = Rc::new(Client::new(socket, peer, Introduced::No, None, None));
+            let client = Rc::new(Client::new(socket, peer, Introduced::No, None, (None, false)));
             client.slot.set(Waiting::Head, 1_000 + deadline_ms);
             clients.add(&client).unwrap();
             all.push(client);

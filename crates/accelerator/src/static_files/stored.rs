@@ -5,7 +5,7 @@ use std::io::{self, Read};
 
 use tidegate_http::cache::Policy;
 use tidegate_http::forward::write_field;
-use tidegate_http::{FieldId, FieldRules, Said, date};
+use tidegate_http::{FieldId, FieldRules, date};
 use tidegate_store::{Object, Store, Writer};
 
 use crate::cache::entries::{Entry, ResponseEntry};
@@ -147,7 +147,7 @@ pub(super) fn file_head(
     head.extend_from_slice(b"HTTP/1.1 200 OK\r\n");
     let (etag, modified) = (etag(file, coding), date::format(modified_s));
     let values = [file.content_type.as_bytes(), etag.as_bytes(), &modified];
-    let removes = |id, name: &[u8]| rules.removes(id, name, Said::OfAnything);
+    let removes = |id, name: &[u8]| rules.removes(id, name);
     for ((id, name), value) in CHANGEABLE.into_iter().zip(values) {
         if !removes(id, name) {
             write_field(name, value, &mut head);
@@ -156,7 +156,7 @@ pub(super) fn file_head(
     let has_kept = |is_named: &dyn Fn(_, &[u8]) -> bool| {
         CHANGEABLE.iter().any(|(id, name)| !removes(*id, name) && is_named(*id, name))
     };
-    rules.write(Said::OfAnything, has_kept, &mut head);
+    rules.write(has_kept, &mut head);
     write_field(b"Accept-Ranges", b"bytes", &mut head);
     if let Some(coding) = coding.or(file.content_encoding) {
         write_field(b"Content-Encoding", coding.name().as_bytes(), &mut head);

@@ -6,9 +6,8 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::time::Duration;
 
-use tidegate_http::forward::write_response_fields;
 use tidegate_http::{
-    BodyFraming, ChunkLimits, ChunkedDecoder, FieldId, FieldRules, HeadError, Method, ResponseHead, Said,
+    BodyFraming, ChunkLimits, ChunkedDecoder, FieldRules, HeadError, Method, ResponseHead, RuledResponse,
 };
 
 use crate::cache::fill::write_status_line;
@@ -51,6 +50,7 @@ pub(crate) struct Response {
     pub(crate) reviewed: Reviewed,
     /// The codings that clients accept select it, by this server's choice alone.
     pub(crate) is_by_coding: bool,
+    passes_trailers: bool,
 }
 
 enum Body {
@@ -100,6 +100,7 @@ impl Response {
             upload: received.upload,
             reviewed: Reviewed::BY_NOBODY,
             is_by_coding: false,
+            passes_trailers: true,
         });
         response.finish_if_done();
         response
@@ -132,28 +133,31 @@ impl Response {
             upload_state: None,
             reviewed: Reviewed::BY_NOBODY,
             is_by_coding: false,
+            passes_trailers: true,
         })
     }
 
-    /// Changes the fields as an operator wants them; the framing stays.
-    pub(crate) fn change_fields(&mut self, rules: &FieldRules, method: Method) -> Result<(), UpstreamError> {
+    /// Changes the fields as an operator wants them; the framing stays. Trailer fields do not go on then, which rules would be
+    /// about as well.
+    pub(crate) fn change_fields(
+        &mut self,
+        rules: &FieldRules,
+        method: Method,
+        of: RuledResponse,
+    ) -> Result<(), UpstreamError> {
         let head = self.head();
         if head.status == 101 {
             return Ok(());
         }
         let mut out = Vec::with_capacity(512);
         write_status_line(&head, &mut out);
-        let of = Said::of_status(head.status);
-        let goes = |id, name: &[u8]| id == FieldId::TransferEncoding || rules.removes(id, name, of);
-        write_response_fields(&head, goes, &mut out);
+        rules.write_response(&head, of, &mut out);
         if head.framing == BodyFraming::Chunked {
             out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
         }
-        let kept = || head.fields.iter().filter(|(id, name, _)| !rules.removes(*id, name, of));
-        let has_kept = |is_named: &dyn Fn(_, &[u8]) -> bool| kept().any(|(id, name, _)| is_named(id, name));
-        rules.write(of, has_kept, &mut out);
         let too_many = HeadError::TooManyFields { limit: u16::MAX };
         self.head = Head::read(out, method).ok_or(UpstreamError::Head(too_many))?;
+        self.passes_trailers = false;
         Ok(())
     }
 
@@ -231,7 +235,7 @@ impl Response {
     /// Trailer fields, once the body has been read (RFC 9112 §7.1.2).
     pub(crate) fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
         match &self.body {
-            Body::Chunked(decoder) => Box::new(decoder.trailers(self.head().fields)),
+            Body::Chunked(decoder) if self.passes_trailers => Box::new(decoder.trailers(self.head().fields)),
             Body::Compressed(content) => content.trailers(),
             _ => Box::new(std::iter::empty()),
         }

@@ -211,6 +211,12 @@ pub fn normalize<'a>(
     })
 }
 
+/// What applications may read in a path that is in its normal form, as [`Normalized::reading`] has it; empty where it is
+/// nothing that they can read.
+pub fn read_as_applications(path: &[u8]) -> Vec<u8> {
+    target::reading_of(path)
+}
+
 /// Appends `path` to `out` with its escapes decoded once (RFC 3986 §2.1), for a file system. What is no escape stays as
 /// it is: [`normalize`] has refused it.
 pub fn percent_decode(path: &[u8], out: &mut Vec<u8>) {

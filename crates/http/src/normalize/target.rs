@@ -73,6 +73,15 @@ pub(super) fn normalize<'a>(
     })
 }
 
+/// What applications may read in a path that is in its normal form; see [`super::Normalized::reading`].
+pub(super) fn reading_of(path: &[u8]) -> Vec<u8> {
+    let mut out = path.to_vec();
+    match PathWriter::new(Personality::Strict, &mut out).write_reading(0, path.len()) {
+        Ok(()) => out.split_off(path.len()),
+        Err(_) => Vec::new(),
+    }
+}
+
 /// The common case: nothing to decode, remove or collapse. The one pass that every target takes.
 fn as_it_stands(rest: &[u8]) -> Option<TargetRest<'_>> {
     let mut after_slash = false;

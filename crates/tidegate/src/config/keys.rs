@@ -170,6 +170,13 @@ static LISTEN: Section = Section {
              one within limits.header_timeout, are closed.",
         ),
         key(
+            "http2",
+            Kind::Flag,
+            Is("false"),
+            "For http, whether clients may speak HTTP/2 in the clear, without asking first (RFC 9113 §3.3), as a proxy in front \
+             or a gRPC client does; browsers do not. Rules for requests act there once they are read, not in segments.",
+        ),
+        key(
             "format",
             Kind::Choice(&["udp", "tcp"]),
             Is("udp"),

@@ -136,13 +136,13 @@ impl Kind {
                 }
             }
             (Self::Words, DeValue::Table(table)) if !table.is_empty() => {
-                let text = |value: &DeValue<'_>| match value {
+                let text = |name: &str, value: &DeValue<'_>| match value {
                     DeValue::String(text) => Ok(text.to_string()),
-                    _ => Err(wrong()),
+                    other => Err(format!("expected a text for {name}, not {}", describe(other))),
                 };
-                let words = table
-                    .iter()
-                    .map(|(name, value)| Ok((name.get_ref().to_string(), text(value.get_ref())?)));
+                let words = table.iter().map(|(name, value)| {
+                    Ok((name.get_ref().to_string(), text(name.get_ref(), value.get_ref())?))
+                });
                 words.collect::<Result<_, String>>().map(Value::Words)
             }
             (kind, DeValue::String(text)) if kind.is_text() => kind.read_text(text),

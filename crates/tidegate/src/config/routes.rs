@@ -4,9 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use tidegate_accelerator::settings::{Route, Substitute, Target};
 use tidegate_http::normalize::{Personality, normalize};
-use tidegate_http::{
-    FieldChange, FieldRuleError, FieldRules, HeadLimits, Progress, RequestParser, RuledMessage,
-};
+use tidegate_http::{FieldChange, FieldRules, HeadLimits, Progress, RequestParser, RuledMessage};
 
 use super::report::{Report, nearest};
 use super::settings::personality;
@@ -18,7 +16,7 @@ pub(super) fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
     // A group whose name is wrong was reported; what routes to it is not wrong for that.
     let all_named = upstreams.iter().all(|section| section.text("name").is_some()) && !report.is_damaged();
     let mut lines: HashMap<(String, String), usize> = HashMap::new();
-    let mut routes = Vec::new();
+    let (mut routes, mut places) = (Vec::new(), Vec::new());
     for section in file.tables("route") {
         let target = target(section, &names, all_named, report);
         let host = section.text("host");
@@ -38,8 +36,38 @@ pub(super) fn routes(file: &Values, report: &mut Report<'_>) -> Vec<Route> {
         let mut route = Route::new(host, path, target);
         changes(section, &mut route, report);
         routes.push(route);
+        places.push(place("redirect"));
+    }
+    for (route, place) in routes.iter().zip(places) {
+        if leads_back(route, &routes) {
+            let message = "route.redirect: leads to this route again, and clients round and round".into();
+            report.error(place, message, None);
+        }
     }
     routes
+}
+
+/// Whether a redirect leads to where it is in force itself. Another host's URL may be answered elsewhere.
+fn leads_back(route: &Route, routes: &[Route]) -> bool {
+    let Target::Redirect { to, .. } = &route.target else { return false };
+    let after_scheme = to.text.split_once("://").map(|(_, rest)| rest);
+    let path = match after_scheme {
+        None => to.text.as_str(),
+        Some(rest) => {
+            let host = rest.split(['/', '?', '#']).next().unwrap_or("");
+            if host != route.host {
+                return false;
+            }
+            rest.strip_prefix(host).filter(|path| !path.is_empty()).unwrap_or("/")
+        }
+    };
+    let path = path.split(['?', '#']).next().unwrap_or(path);
+    let bare = |route: &'_ Route| route.path.trim_end_matches('*').len();
+    let answering = routes
+        .iter()
+        .filter(|other| other.host == route.host && path.starts_with(other.path.trim_end_matches('*')))
+        .max_by_key(|other| bare(other));
+    answering.is_some_and(|answering| std::ptr::eq(answering, route))
 }
 
 /// Reports a path, which may end in a star, that no request's path in its normal form is equal to or begins with.
@@ -139,9 +167,8 @@ fn redirect(section: &Values, report: &mut Report<'_>) -> Option<Target> {
     let url = to.text.strip_prefix("https://").or_else(|| to.text.strip_prefix("http://"));
     let host = url.map(|url| url.split(['/', '?', '#']).next().unwrap_or(""));
     let is_path = to.text.starts_with('/') && !to.text.starts_with("//");
-    let is_url = host.is_some_and(|host| {
-        !host.is_empty() && host.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._:[]".contains(&byte))
-    });
+    let is_url =
+        host.is_some_and(|host| !host.is_empty() && normal_target("/", host, Personality::Strict).is_some());
     let is_written = to.text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\\\"<>^`{|}*".contains(&byte));
     if !is_written || !(is_path || is_url) {
         return wrong("expected a URL with http:// or https://, or a path", EXAMPLES);
@@ -149,11 +176,11 @@ fn redirect(section: &Values, report: &mut Report<'_>) -> Option<Target> {
     if to.keeps_rest {
         // What follows would be part of the host's name.
         if url.is_some_and(|url| !url.contains('/')) {
-            return wrong("`*` stands for the rest of a path", EXAMPLES);
+            return wrong("expected a path before the `*`", EXAMPLES);
         }
         if to.text.contains(['?', '#']) {
             return wrong(
-                "`*` stands for the rest of a path and its query, and cannot follow a query",
+                "expected no query before the `*`, which stands for a path and its query",
                 EXAMPLES,
             );
         }
@@ -178,7 +205,8 @@ fn changes(section: &Values, route: &mut Route, report: &mut Report<'_>) {
     let is_upstream = matches!(route.target, Target::Upstream(_));
     only_for("rewrite", "upstream", is_upstream);
     only_for("request_fields", "upstream", is_upstream);
-    only_for("redirect_status", "redirect", matches!(route.target, Target::Redirect { .. }));
+    let is_redirect = matches!(route.target, Target::Redirect { .. });
+    only_for("redirect_status", "redirect", is_redirect);
     if let Some(text) = section.text("rewrite") {
         let to = Substitute::new(&text);
         let offset = section.offset_of("rewrite").unwrap_or(section.offset);
@@ -199,6 +227,27 @@ fn changes(section: &Values, route: &mut Route, report: &mut Report<'_>) {
     }
     if let Some(rules) = section.table("response_fields") {
         route.response_fields = fields(rules, "route.response_fields", RuledMessage::Response, report);
+        if is_redirect {
+            own_of_redirects(rules, report);
+        }
+    }
+}
+
+/// A redirect says where to, and nothing else that there would be to remove.
+fn own_of_redirects(rules: &Values, report: &mut Report<'_>) {
+    let mut wrong = |key: &str, what: &str| {
+        let message = format!("route.response_fields.{key}: {what}");
+        report.error(rules.offset_of(key).unwrap_or(rules.offset), message, None);
+    };
+    if rules.has("remove") {
+        wrong("remove", "there is nothing in a redirect that could be removed");
+    }
+    for key in ["set", "add", "default"] {
+        for (name, _) in rules.words(key).unwrap_or_default() {
+            if ["location", "content-type"].iter().any(|known| name.eq_ignore_ascii_case(known)) {
+                wrong(key, &format!("{name:?}: a redirect has its own"));
+            }
+        }
     }
 }
 
@@ -215,20 +264,31 @@ fn ends_alike(section: &Values, key: &str, to: &Substitute, report: &mut Report<
 
 fn fields(section: &Values, path: &str, message: RuledMessage, report: &mut Report<'_>) -> FieldRules {
     let mut rules = FieldRules::default();
-    let mut report_wrong = |offset, key: &str, name: &str, error: FieldRuleError| {
+    let mut report_wrong = |offset, key: &str, name: &str, error: String| {
         report.error(offset, format!("{path}.{key}: {name:?}: {error}"), None);
     };
     for at in section.texts("remove") {
         if let Err(error) = rules.change(message, FieldChange::Remove, &at.value, "") {
-            report_wrong(at.offset, "remove", &at.value, error);
+            report_wrong(at.offset, "remove", &at.value, error.to_string());
         }
     }
     let changes = [("set", FieldChange::Set), ("add", FieldChange::Add), ("default", FieldChange::Default)];
     for (key, change) in changes {
         let offset = section.offset_of(key).unwrap_or(section.offset);
         for (name, value) in section.words(key).unwrap_or_default() {
-            if let Err(error) = rules.change(message, change, &name, &value) {
-                report_wrong(offset, key, &name, error);
+            let is_host = message == RuledMessage::Request && name.eq_ignore_ascii_case("host");
+            let known = || normal_target("/", &value, Personality::Strict);
+            match rules.change(message, change, &name, &value) {
+                Ok(()) if is_host && known().is_none() => {
+                    report_wrong(
+                        offset,
+                        key,
+                        &name,
+                        "expected a host name or an address, with or without a port".into(),
+                    );
+                }
+                Ok(()) => {}
+                Err(error) => report_wrong(offset, key, &name, error.to_string()),
             }
         }
     }

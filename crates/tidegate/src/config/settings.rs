@@ -151,7 +151,8 @@ fn listeners(
             let known = tcp.iter().map(|(listen, _)| listen);
             if is_free(&listen, known, section, report) {
                 let protocol = protocol(&listen, section, report);
-                let listener = Listener { address: listen.address, protocol, proxy_protocol };
+                let http2 = http2(section, report);
+                let listener = Listener { address: listen.address, protocol, proxy_protocol, http2 };
                 tcp.push((listen, listener));
             }
         }
@@ -172,6 +173,18 @@ fn proxy_protocol(section: &Values, file: &Values, report: &mut Report<'_>) -> b
             "listen.proxy_protocol: nobody may send a PROXY header".to_owned(),
             Some("name the balancer in trusted_proxies".to_owned()),
         );
+    }
+    is_wished
+}
+
+/// Whether HTTP/2 is spoken in the clear; over TLS it is anyway.
+fn http2(section: &Values, report: &mut Report<'_>) -> bool {
+    let is_wished = section.flag("http2") == Some(true);
+    let is_http = section.text("protocol").is_none_or(|protocol| protocol == "http");
+    if let Some(offset) = section.offset_of("http2").filter(|_| is_wished && !is_http) {
+        let message =
+            "listen.http2: only protocol = \"http\" has it; \"https\" always speaks HTTP/2".to_owned();
+        report.error(offset, message, None);
     }
     is_wished
 }

@@ -142,26 +142,26 @@ fn errors_say_where_what_and_what_was_meant() {
         ),
         (
             with_upstream("[[route]]\nredirect = \"https://other.example*\"\n"),
-            "t.toml:5:12: route.redirect: `*` stands for the rest of a path, not",
+            "t.toml:5:12: route.redirect: expected a path before the `*`, not",
         ),
         (
-            with_upstream("[[route]]\nredirect = \"/a?b=*\"\n"),
-            "t.toml:5:12: route.redirect: `*` stands for the rest of a path and its query",
+            with_upstream("[[route]]\nredirect = \"http://a.test/?b=*\"\n"),
+            "t.toml:5:12: route.redirect: expected no query before the `*`",
         ),
         (
             with_upstream("[[route]]\nredirect = \"/a\\r\\nX: y\"\n"),
             "t.toml:5:12: route.redirect: expected a text of at least",
         ),
         (
-            with_upstream("[[route]]\nredirect = \"/new*\"\n"),
+            with_upstream("[[route]]\nredirect = \"http://a.test/new*\"\n"),
             "t.toml:5:12: route.redirect: `*` stands for what follows the route's path, \"/\": both end in a slash",
         ),
         (
-            with_upstream("[[route]]\nredirect = \"/new\"\nredirect_status = 305\n"),
+            with_upstream("[[route]]\nredirect = \"http://a.test/\"\nredirect_status = 305\n"),
             "t.toml:6:19: route.redirect_status: expected 301, 302, 303, 307 or 308, not 305",
         ),
         (
-            with_upstream("[[route]]\nredirect = \"/new\"\nrewrite = \"/x\"\n"),
+            with_upstream("[[route]]\nredirect = \"http://a.test/\"\nrewrite = \"/x\"\n"),
             "t.toml:6:11: route.rewrite: is for a route with upstream",
         ),
         (
@@ -183,6 +183,34 @@ fn errors_say_where_what_and_what_was_meant() {
         (
             with_upstream("[[route]]\nupstream = \"app\"\nresponse_fields = { remove = [\"a b\"] }\n"),
             "t.toml:6:31: route.response_fields.remove: \"a b\": expected the name of a field",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"/*\"\n"),
+            "t.toml:5:12: route.redirect: leads to this route again",
+        ),
+        (
+            with_upstream("[[route]]\nhost = \"a.test\"\nredirect = \"https://a.test/new/*\"\n"),
+            "t.toml:6:12: route.redirect: leads to this route again",
+        ),
+        (
+            with_upstream("[[route]]\nredirect = \"https://[[::/*\"\n"),
+            "t.toml:5:12: route.redirect: expected a URL with http://",
+        ),
+        (
+            with_upstream(
+                "[[route]]\nredirect = \"/new\"\npath = \"/old\"\nresponse_fields = { set = { Location = \"/x\" } }\n",
+            ),
+            "t.toml:7:27: route.response_fields.set: \"Location\": a redirect has its own",
+        ),
+        (
+            with_upstream(
+                "[[route]]\nupstream = \"app\"\nrequest_fields = { set = { Host = \"a:99999999\" } }\n",
+            ),
+            "t.toml:6:26: route.request_fields.set: \"Host\": expected a host name or an address",
+        ),
+        (
+            with_upstream("[[route]]\nupstream = \"app\"\nrequest_fields = { set = { X-A = 1 } }\n"),
+            "t.toml:6:26: route.request_fields.set: expected a text for X-A, not 1",
         ),
         (
             with_upstream("[[route]]\nupstream = \"app\"\npath = \"x\"\n"),
@@ -251,7 +279,7 @@ fn errors_say_where_what_and_what_was_meant() {
         ),
         (
             "[[request]]\ncookie = { tier = 1 }\n".into(),
-            "t.toml:2:10: request.cookie: expected a table of texts",
+            "t.toml:2:10: request.cookie: expected a text for tier, not 1",
         ),
         (
             "[[connection]]\ndestination = \"somewhere\"\n".into(),

@@ -217,8 +217,12 @@ fn rules_of(attach: &Attach<'_>) -> Result<Asked, Failure> {
         _ if listeners.is_empty() => vec![PortRange::one(80)],
         _ => listeners,
     };
-    let proxied = loaded.settings.listeners.iter().filter(|listener| listener.proxy_protocol);
-    rules.proxied_ports = proxied.map(|listener| PortRange::one(listener.address.port())).collect();
+    let ports_where = |holds: fn(&tidegate_accelerator::settings::Listener) -> bool| {
+        let listeners = loaded.settings.listeners.iter().filter(|listener| holds(listener));
+        listeners.map(|listener| PortRange::one(listener.address.port())).collect()
+    };
+    rules.proxied_ports = ports_where(|listener| listener.proxy_protocol);
+    rules.framed_ports = ports_where(|listener| listener.http2);
     Ok(Asked { settings, rules, warnings: loaded.warnings })
 }
 

@@ -45,6 +45,8 @@ pub(crate) struct Ports {
     own: Vec<u16>,
     /// Those of them at which a PROXY header names the clients.
     proxied: Vec<u16>,
+    /// Those of them at which HTTP/2 is spoken in the clear.
+    framed: Vec<u16>,
 }
 
 impl Ports {
@@ -55,6 +57,9 @@ impl Ports {
             ports.own.push(address.port());
             if listener.proxy_protocol {
                 ports.proxied.push(address.port());
+            }
+            if listener.http2 {
+                ports.framed.push(address.port());
             }
         }
         ports
@@ -326,11 +331,12 @@ fn totals(engine: &Engine) -> ServerTotals {
 /// The rules, for the ports of these listeners and no others of the host.
 fn in_force(settings: &config::Gate, ports: &Ports) -> RuleSet {
     let mut rules = settings.rules.clone();
-    let [own, proxied]: [Vec<PortRange>; 2] =
-        [&ports.own, &ports.proxied].map(|ports| ports.iter().copied().map(PortRange::one).collect());
+    let [own, proxied, framed]: [Vec<PortRange>; 3] = [&ports.own, &ports.proxied, &ports.framed]
+        .map(|ports| ports.iter().copied().map(PortRange::one).collect());
     rules.http_ports = settings.http_ports.clone().unwrap_or_else(|| own.clone());
     rules.only_ports = own;
     rules.proxied_ports = proxied;
+    rules.framed_ports = framed;
     rules
 }
 

@@ -229,8 +229,12 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
     let settings = &mut loaded.settings;
     if let Some(address) = &args.listen {
         let listen = units::listen_address(address).map_err(|error| usage(format!("--listen: {error}")))?;
-        settings.listeners =
-            vec![Listener { address: listen.address, protocol: Protocol::Http, proxy_protocol: false }];
+        settings.listeners = vec![Listener {
+            address: listen.address,
+            protocol: Protocol::Http,
+            proxy_protocol: false,
+            http2: false,
+        }];
         loaded.listen = vec![listen];
         loaded.places.forget(|subject| matches!(subject, Subject::Listener(_)));
         loaded.trickles.clear();

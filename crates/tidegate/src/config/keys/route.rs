@@ -77,8 +77,9 @@ static RESPONSE_FIELDS: Section = Section {
     name: "route.response_fields",
     doc: "Changes to the fields of an upstream's final responses, of files and of redirects, in the order of this table; not \
           of what tidegate itself says otherwise. `Cache-Control` is for this cache and for all after it, \
-          `CDN-Cache-Control` for this one alone (RFC 9213): `{ default = { CDN-Cache-Control = \"max-age=60\" } }`. Of a \
-          304 only `remove` and `set` hold, and how long a response may be reused is not said of those with 400 and above.",
+          `CDN-Cache-Control` for this one alone (RFC 9213). How long a response may be reused is not said of errors, of what \
+          holds for the moment, nor beside a cookie that is set; as a default, nor where anything speaks against it: see \
+          [operating](operating.md#redirects-paths-and-fields). Responses go on without trailer fields then.",
     enforced: true,
     keys: &[
         key("remove", NAMES, Absent("nothing"), "Names of fields that are left out."),

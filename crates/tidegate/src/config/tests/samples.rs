@@ -21,6 +21,7 @@ fn sample(path: &str, kind: Kind) -> String {
         ("block.files", _) => "[\"/other\"]".into(),
         (
             "https_only"
+            | "listen.http2"
             | "listen.proxy_protocol"
             | "defence.dry_run"
             | "classifier.dry_run"
@@ -30,7 +31,7 @@ fn sample(path: &str, kind: Kind) -> String {
         ("filter.action", _) => "\"drop\"".into(),
         ("icap.service", _) => "\"icap://127.0.0.1:17/other\"".into(),
         ("acme.directory", _) => "\"https://other.example/directory\"".into(),
-        ("route.redirect", _) => "\"/other\"".into(),
+        ("route.redirect", _) => "\"https://other.example/*\"".into(),
         ("route.request_fields.remove" | "route.response_fields.remove", _) => "[\"X-Other\"]".into(),
         ("acme.email", _) => "\"other@example.org\"".into(),
         (_, Kind::Text) => "\"other\"".into(),
@@ -91,7 +92,7 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "upstream.health_check" => (UPSTREAM, "path = \"/\"\n"),
         "upstream.tls" => (TLS_UPSTREAM, ""),
         "upstream.tls.certificate" => (TLS_UPSTREAM, "chain = \"/chain\"\nkey = \"/key\"\n"),
-        "route" if key.name == "redirect_status" => ("", "redirect = \"/new\"\n"),
+        "route" if key.name == "redirect_status" => ("", "redirect = \"https://other.example/\"\n"),
         "route" => ("", "upstream = \"app\"\n"),
         "route.request_fields" | "route.response_fields" => ("[[route]]\nupstream = \"app\"\n", ""),
         "adapt" => ("", "latency = \"1s\"\n"),
