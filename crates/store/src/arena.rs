@@ -6,7 +6,7 @@
 //! only as atomics and never lie inside a slice that was handed out.
 
 use rustix::mm::{MapFlags, MlockFlags, MsyncFlags, ProtFlags, mlock_with, mmap, msync, munmap};
-use std::os::fd::AsFd;
+use std::fs::File;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::{io, slice};
@@ -18,6 +18,8 @@ pub(crate) const GRANULE_BYTES: u64 = 256;
 pub(crate) struct Arena {
     base: NonNull<u8>,
     length: usize,
+    /// What is mapped, for whoever is to map it next.
+    file: File,
 }
 
 // SAFETY: the mapping belongs to no thread; all access goes through atomics or through the `unsafe` functions,
@@ -28,17 +30,21 @@ unsafe impl Sync for Arena {}
 
 impl Arena {
     /// Maps the first `length` bytes of `file`, which must be at least that long (no access may fault later).
-    pub(crate) fn map(file: impl AsFd, length: u64) -> io::Result<Self> {
+    pub(crate) fn map(file: File, length: u64) -> io::Result<Self> {
         let length = usize::try_from(length).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice aliases no Rust object.
-        let base = unsafe { mmap(std::ptr::null_mut(), length, protection, flags, file, 0) }?;
+        let base = unsafe { mmap(std::ptr::null_mut(), length, protection, flags, &file, 0) }?;
         let base = NonNull::new(base.cast()).ok_or_else(|| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        Ok(Self { base, length })
+        Ok(Self { base, length, file })
     }
 
     pub(crate) fn length(&self) -> u64 {
         self.length as u64
+    }
+
+    pub(crate) fn file(&self) -> &File {
+        &self.file
     }
 
     /// Keeps pages in memory from their first use on, as far as the process may (RLIMIT_MEMLOCK).

@@ -113,6 +113,17 @@ pub enum StoreError {
         /// Its size in bytes.
         needed_bytes: u64,
     },
+    /// What another process hands over is not what it should be.
+    #[error("{}: cannot be taken over: {reason}", path.display())]
+    NotTaken {
+        /// The arena's file.
+        path: PathBuf,
+        /// What is wrong.
+        reason: Unusable,
+    },
+    /// The process before still reads from the arena, so that it cannot be handed on.
+    #[error("the process before still reads from the cache")]
+    StillRead,
     /// A system call failed.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {
@@ -141,4 +152,7 @@ pub enum InsertError {
     /// The object to be replaced is no longer the one stored under its key.
     #[error("object was replaced or removed meanwhile")]
     Superseded,
+    /// Another process takes the arena over, or is about to let go of it: nothing is stored meanwhile.
+    #[error("the cache changes hands")]
+    Frozen,
 }

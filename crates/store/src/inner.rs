@@ -12,7 +12,7 @@ use crate::space::{Extent, Space};
 use crate::{Config, InsertError};
 use std::fs::File;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
-use std::sync::atomic::{AtomicU32, AtomicU64, fence};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, fence};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Bytes at the start of the arena that hold no objects.
@@ -33,6 +33,11 @@ pub(crate) struct Core {
     pub(crate) queues: Queues,
     /// First of the list of free control blocks through `Control::next`, or 0.
     free_id: u32,
+    /// While another process takes the arena over nothing is published, evicted or freed.
+    pub(crate) frozen: bool,
+    /// What is to be freed once that is over: objects through `Control::next`, and extents that were no object's yet.
+    pub(crate) unfreed_id: u32,
+    pub(crate) unfreed: Vec<Extent>,
 }
 
 pub(crate) struct Inner {
@@ -50,8 +55,10 @@ pub(crate) struct Inner {
     pub(crate) removals: AtomicU64,
     pub(crate) failures: AtomicU64,
     pub(crate) torn_dropped: AtomicU64,
+    /// Another process uses the arena too: each clears the magic of what it removes, and the other finds it cleared.
+    pub(crate) shared: AtomicBool,
     /// Holds the directory's lock as long as the arena is mapped.
-    lock: Option<File>,
+    pub(crate) lock: Option<File>,
 }
 
 /// What a committed record replaces.
@@ -72,6 +79,9 @@ impl Inner {
             space: Space::new(first, granules),
             queues: Queues::new(arena.length(), u64::from(granules - first)),
             free_id: 0,
+            frozen: false,
+            unfreed_id: 0,
+            unfreed: Vec::new(),
         };
         Self {
             controls: (0..=objects).map(|_| Control::default()).collect(),
@@ -87,6 +97,7 @@ impl Inner {
             removals: AtomicU64::new(0),
             failures: AtomicU64::new(0),
             torn_dropped: AtomicU64::new(0),
+            shared: AtomicBool::new(false),
             lock,
         }
     }
@@ -140,6 +151,9 @@ impl Inner {
         let mut in_vain = 0;
         for _ in 0..ROUNDS {
             let mut core = self.core();
+            if core.frozen {
+                return Err(InsertError::Frozen);
+            }
             for _ in 0..VICTIMS_PER_ROUND {
                 if let Some(extent) = core.space.take(&self.arena, min, want) {
                     return Ok(extent);
@@ -154,9 +168,48 @@ impl Inner {
         Err(InsertError::NoSpace)
     }
 
+    /// As [`Self::allocate`], for an object that is being written: while the arena changes hands there is some room for
+    /// those, so that whoever reads along gets all of it.
+    pub(crate) fn allocate_more(&self, min: u32, want: u32) -> Result<Extent, InsertError> {
+        {
+            let mut core = self.core();
+            if core.frozen {
+                return core.space.take(&self.arena, min, want).ok_or(InsertError::Frozen);
+            }
+        }
+        self.allocate(min, want)
+    }
+
+    /// Lengthens an extent that is being written in place by at most `extra` granules; returns its new length.
+    pub(crate) fn grow(&self, extent: Extent, extra: u32) -> u32 {
+        let mut core = self.core();
+        // Free neighbours may be the other process's.
+        if core.frozen { extent.granules } else { core.space.grow(&self.arena, extent, extra) }
+    }
+
+    /// Gives the end of an extent back so that `keep` granules remain.
+    pub(crate) fn trim(&self, extent: Extent, keep: u32) {
+        if keep < extent.granules {
+            let tail = Extent { granule: extent.granule + keep, granules: extent.granules - keep };
+            self.give(&mut self.core(), tail);
+        }
+    }
+
+    /// Gives an extent back, or notes that it is to be given back.
+    pub(crate) fn give(&self, core: &mut Core, extent: Extent) {
+        if core.frozen {
+            core.unfreed.push(extent);
+        } else {
+            core.space.give(&self.arena, extent);
+        }
+    }
+
     /// Allocates a control block with one reference, that of the caller.
     pub(crate) fn allocate_control(&self, hash: u64, granule: u32) -> Result<u32, InsertError> {
         let mut core = self.core();
+        if core.frozen {
+            return Err(InsertError::Frozen);
+        }
         loop {
             if let Some(id) = self.free_control(&mut core) {
                 let control = self.control(id);
@@ -187,7 +240,10 @@ impl Inner {
     }
 
     /// Removes the object that S3-FIFO would; returns a granule that it freed, or `None` when nothing can go.
-    fn evict_one(&self, core: &mut Core) -> Option<u32> {
+    pub(crate) fn evict_one(&self, core: &mut Core) -> Option<u32> {
+        if core.space.has_quarantine() {
+            return self.evict_newcomer(core);
+        }
         for look in 0..MAX_LOOKS {
             let small = core.queues.small_is_next();
             let id = if small { core.queues.small.tail } else { core.queues.main.tail };
@@ -208,6 +264,25 @@ impl Inner {
             core.queues.unlink(&self.controls, id, granules);
             core.queues.push(&self.controls, id, Queue::Main, granules);
             control.set_frequency(if small { 0 } else { frequency.saturating_sub(1) });
+        }
+        None
+    }
+
+    /// While what was there before is in quarantine, only newcomers make room when they go; they enter by the small
+    /// queue.
+    fn evict_newcomer(&self, core: &mut Core) -> Option<u32> {
+        for _ in 0..MAX_LOOKS {
+            let id = core.queues.small.tail;
+            if id == 0 {
+                return None;
+            }
+            let granule = self.control(id).granule.load(Relaxed);
+            if !core.space.is_quarantined(granule) && self.evict(core, id, true) {
+                return Some(granule);
+            }
+            let granules = self.granules(id);
+            core.queues.unlink(&self.controls, id, granules);
+            core.queues.push(&self.controls, id, Queue::Main, granules);
         }
         None
     }
@@ -293,7 +368,12 @@ impl Inner {
     }
 
     /// Frees extents and control block of `id`, and of those that only it kept alive.
-    fn free(&self, core: &mut Core, mut id: u32) {
+    pub(crate) fn free(&self, core: &mut Core, mut id: u32) {
+        if core.frozen {
+            self.control(id).next.store(core.unfreed_id, Relaxed);
+            core.unfreed_id = id;
+            return;
+        }
         loop {
             let control = self.control(id);
             let successor = control.successor.swap(0, Relaxed);
@@ -322,6 +402,9 @@ impl Inner {
         let hash = control.hash.load(Relaxed);
         let mut core = self.core();
         let core = &mut *core;
+        if core.frozen {
+            return false;
+        }
         let granules = self.granules(id);
         let old = {
             let mut shard = self.shard(hash).lock();
@@ -329,7 +412,9 @@ impl Inner {
             let done = match (old, replaces) {
                 (Some(old), Replaces::Any) => shard.replace(hash, old, id),
                 (None, Replaces::Any) => shard.insert(hash, id),
-                (Some(old), Replaces::Only(only)) => old == only && shard.replace(hash, old, id),
+                (Some(old), Replaces::Only(only)) => {
+                    old == only && self.is_there(old) && shard.replace(hash, old, id)
+                }
                 (None, Replaces::Only(_)) => false,
             };
             if !done {
@@ -376,6 +461,12 @@ impl Inner {
         });
         self.control(id).refs.fetch_add(1, Relaxed);
         self.control(old).successor.store(id, Release);
+    }
+
+    /// Whether the object, which is in the index, was not removed by the other process that has the arena.
+    #[inline]
+    pub(crate) fn is_there(&self, id: u32) -> bool {
+        !self.shared.load(Relaxed) || record::magic(&self.arena, self.offset(id)) == record::RECORD_MAGIC
     }
 
     /// Takes the object `id`, or whatever is under `hash` and `key`, out of the store.

@@ -21,6 +21,7 @@ mod arena;
 mod config;
 mod control;
 mod eviction;
+mod handover;
 mod index;
 mod inner;
 mod memory;
@@ -35,6 +36,7 @@ mod writer;
 pub use config::{
     Config, InsertError, MAX_BUDGET_BYTES, MIN_BUDGET_BYTES, OpenReport, SetAside, StoreError, Unusable,
 };
+pub use handover::{Handed, Taken};
 pub use memory::prefetch;
 pub use object::{Follower, Object, Progress};
 #[doc(hidden)]

@@ -2,6 +2,7 @@
 
 use crate::arena::{Arena, GRANULE_BYTES};
 use crate::config::{MAX_BUDGET_BYTES, MIN_BUDGET_BYTES};
+use crate::handover::Handed;
 use crate::inner::{Inner, SUPERBLOCK_BYTES};
 use crate::record::{self, FORMAT_VERSION};
 use crate::{Config, OpenReport, SetAside, StoreError, Unusable, recovery};
@@ -9,8 +10,8 @@ use rustix::fs::{FallocateFlags, FlockOperation, MemfdFlags, OFlags};
 use rustix::io::Errno;
 use std::fs::{self, File, OpenOptions};
 use std::hash::{BuildHasher, Hasher, RandomState};
-use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -41,13 +42,14 @@ impl Superblock {
     }
 
     /// Reads and checks the superblock of a file that should have `expected` bytes.
-    fn read(file: &mut File, expected: u64) -> Result<Self, Unusable> {
+    fn read(file: &File, expected: u64) -> Result<Self, Unusable> {
         let metadata = file.metadata().map_err(|_| Unusable::Magic)?;
         if !metadata.is_file() {
             return Err(Unusable::Magic);
         }
         let mut bytes = [0; SUPERBLOCK_USED];
-        file.read_exact(&mut bytes).map_err(|_| Unusable::Magic)?;
+        // At its place: another process may have the same open file.
+        file.read_exact_at(&mut bytes, 0).map_err(|_| Unusable::Magic)?;
         if bytes[..8] != MAGIC {
             return Err(Unusable::Magic);
         }
@@ -87,23 +89,69 @@ fn random_salt() -> u64 {
 }
 
 pub(crate) fn open(config: Config) -> Result<(Inner, OpenReport), StoreError> {
-    let (inner, mut report) = open_arena(config)?;
+    open_locked(config, None)
+}
+
+/// `lock`: of the directory, if this process has it already.
+fn open_locked(config: Config, lock: Option<File>) -> Result<(Inner, OpenReport), StoreError> {
+    let (inner, mut report) = open_arena(config, lock)?;
     report.locked_in_memory = inner.arena.lock_in_memory().is_ok();
     Ok((inner, report))
 }
 
-fn open_arena(config: Config) -> Result<(Inner, OpenReport), StoreError> {
+/// The arena's length in bytes.
+fn length_of(config: &Config) -> Result<u64, StoreError> {
     let length = config.budget_bytes / SUPERBLOCK_BYTES * SUPERBLOCK_BYTES;
     if !(MIN_BUDGET_BYTES..=MAX_BUDGET_BYTES).contains(&length) {
         return Err(StoreError::Budget { budget_bytes: config.budget_bytes });
     }
+    Ok(length)
+}
+
+/// Opens what another process hands over, if the configuration is still for that, and anything else as [`open`] does.
+/// An arena that is taken over is frozen until [`Inner::thaw`].
+pub(crate) fn take_over(config: Config, handed: Handed) -> Result<(Inner, OpenReport), StoreError> {
+    let length = length_of(&config)?;
+    let path = arena_path(&config);
+    let is_same_file = |path: &Path| {
+        let (Ok(here), Ok(there)) = (handed.arena.metadata(), fs::metadata(path)) else { return false };
+        (here.dev(), here.ino()) == (there.dev(), there.ino())
+    };
+    let is_same = match &config.path {
+        Some(_) => is_same_file(&path),
+        None => handed.lock.is_none(),
+    };
+    if !is_same {
+        return open(config);
+    }
+    if handed.arena.metadata().map_or(0, |metadata| metadata.len()) != length {
+        return open_locked(config, handed.lock);
+    }
+    let superblock = match Superblock::read(&handed.arena, length) {
+        Ok(superblock) => superblock,
+        // Of another version of this program: what it has in its place is set aside, and read by it to its end.
+        Err(Unusable::Version { .. }) => return open_locked(config, handed.lock),
+        Err(reason) => return Err(StoreError::NotTaken { path, reason }),
+    };
+    let arena = Arena::map(handed.arena, length).map_err(io_error("map", &path))?;
+    let taken = handed.taken.read(length / GRANULE_BYTES).map_err(io_error("take over", &path))?;
+    let inner = Inner::new(arena, config, superblock.salt, handed.lock);
+    let mut report = OpenReport::default();
+    recovery::take_over(&inner, taken, &mut report)
+        .map_err(|reason| StoreError::NotTaken { path, reason })?;
+    report.locked_in_memory = inner.arena.lock_in_memory().is_ok();
+    Ok((inner, report))
+}
+
+fn open_arena(config: Config, locked: Option<File>) -> Result<(Inner, OpenReport), StoreError> {
+    let length = length_of(&config)?;
     let Some(directory) = config.path.clone() else { return open_anonymous(config, length) };
     fs::DirBuilder::new()
         .recursive(true)
         .mode(0o700)
         .create(&directory)
         .map_err(io_error("create directory", &directory))?;
-    let lock = lock(&directory)?;
+    let lock = locked.map_or_else(|| lock(&directory), Ok)?;
     let mut report = OpenReport::default();
     let path = arena_path(&config);
     match open_existing(&path, length)? {
@@ -131,8 +179,11 @@ fn open_anonymous(config: Config, length: u64) -> Result<(Inner, OpenReport), St
     let file = rustix::fs::memfd_create("tidegate-store", MemfdFlags::CLOEXEC)
         .map_err(|e| io_error("create", &path)(e.into()))?;
     rustix::fs::ftruncate(&file, length).map_err(|e| io_error("size", &path)(e.into()))?;
+    let (file, salt) = (File::from(file), random_salt());
+    // For a process that takes it over.
+    file.write_all_at(&Superblock { length, salt }.encode(), 0).map_err(io_error("write", &path))?;
     let arena = Arena::map(file, length).map_err(io_error("map", &path))?;
-    let inner = Inner::new(arena, config, random_salt(), None);
+    let inner = Inner::new(arena, config, salt, None);
     inner.core().space.release_unclaimed(&inner.arena);
     Ok((inner, OpenReport::default()))
 }
@@ -162,7 +213,7 @@ enum Existing {
 
 fn open_existing(path: &Path, length: u64) -> Result<Existing, StoreError> {
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let mut file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
+    let file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
         Ok(file) => file,
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Existing::None),
         // A symbolic link, a directory, a socket: not what we put there.
@@ -171,7 +222,7 @@ fn open_existing(path: &Path, length: u64) -> Result<Existing, StoreError> {
         }
         Err(error) => return Err(io_error("open", path)(error)),
     };
-    let superblock = match Superblock::read(&mut file, length) {
+    let superblock = match Superblock::read(&file, length) {
         Ok(superblock) => superblock,
         Err(reason) => return Ok(Existing::Unusable(reason)),
     };
@@ -282,9 +333,9 @@ fn set_aside(directory: &Path, path: &Path, reason: Unusable) -> Result<SetAside
 /// and fuzzers reach what is checked after it.
 #[doc(hidden)]
 pub fn reseal(path: &Path) -> io::Result<()> {
-    let mut file = OpenOptions::new().read(true).write(true).open(path)?;
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
     let length = file.metadata()?.len();
-    let Ok(superblock) = Superblock::read(&mut file, length) else { return Ok(()) };
+    let Ok(superblock) = Superblock::read(&file, length) else { return Ok(()) };
     let arena = Arena::map(file, length)?;
     for granule in (SUPERBLOCK_BYTES / GRANULE_BYTES) as u32..(length / GRANULE_BYTES) as u32 {
         if record::magic(&arena, u64::from(granule) * GRANULE_BYTES) == record::RECORD_MAGIC {

@@ -27,6 +27,25 @@ struct Found {
 
 pub(crate) fn recover(inner: &Inner, report: &mut OpenReport) -> Result<(), Unusable> {
     let mut core = inner.core();
+    find(inner, &mut core, report)?;
+    inner.take_up(&mut core);
+    Ok(())
+}
+
+/// As [`recover`], of an arena that another process has frozen and goes on reading. Only the granules whose bits are set
+/// in `taken` are looked at, none of which is free before the quarantine is lifted, and nothing is written.
+pub(crate) fn take_over(inner: &Inner, taken: Box<[u64]>, report: &mut OpenReport) -> Result<(), Unusable> {
+    let mut core = inner.core();
+    core.frozen = true;
+    inner.shared.store(true, Relaxed);
+    core.space.restrict_to(&taken);
+    find(inner, &mut core, report)?;
+    core.space.quarantine(taken);
+    Ok(())
+}
+
+/// Finds what is there, and puts it into index and queues.
+fn find(inner: &Inner, core: &mut Core, report: &mut OpenReport) -> Result<(), Unusable> {
     let mut found = scan(inner, &mut core.space, report)?;
     found.sort_unstable_by_key(|f| std::cmp::Reverse(f.generation));
     inner.generation.store(found.first().map_or(1, |f| f.generation.saturating_add(1)), Relaxed);
@@ -40,9 +59,7 @@ pub(crate) fn recover(inner: &Inner, report: &mut OpenReport) -> Result<(), Unus
             for_each_extent(&inner.arena, found[at].granule, |extent| core.space.unclaim(extent));
         }
     }
-    clear_unclaimed(inner, &core.space);
-    core.space.release_unclaimed(&inner.arena);
-    enqueue(inner, &mut core, kept, report);
+    enqueue(inner, core, kept, report);
     inner.torn_dropped.store(report.torn_dropped, Relaxed);
     Ok(())
 }
@@ -185,21 +202,8 @@ fn register(inner: &Inner, granule: u32) -> bool {
     control.hash.store(hash, Relaxed);
     control.refs.store(1, Relaxed);
     control.indexed.store(true, Release);
-    for_each_extent(&inner.arena, granule, |extent| {
-        inner.arena.word(extent.offset() + record::OWNER).store(id, Relaxed);
-    });
     inner.unused_id.store(id + 1, Relaxed);
     true
-}
-
-/// Makes sure that what was dropped now is not found by a later start either.
-fn clear_unclaimed(inner: &Inner, space: &Space) {
-    for granule in space.first()..space.end() {
-        let offset = u64::from(granule) * GRANULE_BYTES;
-        if !space.is_used(granule) && record::magic(&inner.arena, offset) == RECORD_MAGIC {
-            record::set_magic(&inner.arena, offset, 0);
-        }
-    }
 }
 
 /// Fills the queues: ids were given newest first; the oldest survivors have proven themselves.

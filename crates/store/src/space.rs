@@ -44,6 +44,15 @@ pub(crate) struct Space {
     first: u32,
     end: u32,
     free: u64,
+    quarantine: Option<Quarantine>,
+}
+
+/// Space that an earlier process has left behind and may still read.
+struct Quarantine {
+    /// A bit a granule: was allocated when the arena changed hands.
+    taken: Box<[u64]>,
+    /// A bit a granule: of those, the ones that hold nothing any more. They count as used.
+    waiting: Box<[u64]>,
 }
 
 fn class_of(granules: u32) -> usize {
@@ -100,6 +109,17 @@ fn next_set(bits: &[u64], at: u32, end: u32) -> u32 {
     }
 }
 
+/// The least position at or above `at` whose bit is not set, below `end`.
+fn next_clear(bits: &[u64], at: u32, end: u32) -> u32 {
+    let mut at = at;
+    while at < end && get(bits, at) {
+        let rest = !(bits[(at / 64) as usize] >> (at % 64));
+        // Zeros come in from above, so that a run up to the end of the word ends there.
+        at = (at + rest.trailing_zeros().min(64 - at % 64)).min(end);
+    }
+    at
+}
+
 impl Space {
     /// Granules `first..end`, none of them in a free list yet: [`Self::claim`] what is in use, then
     /// [`Self::release_unclaimed`].
@@ -108,7 +128,86 @@ impl Space {
         let mut used = vec![0; words].into_boxed_slice();
         set(&mut used, 0, first, true);
         let starts = vec![0; words].into_boxed_slice();
-        Self { used, starts, heads: Box::new([0; CLASSES]), nonempty: [0; _], first, end, free: 0 }
+        let heads = Box::new([0; CLASSES]);
+        Self { used, starts, heads, nonempty: [0; _], first, end, free: 0, quarantine: None }
+    }
+
+    /// Until [`Self::quarantine`], only the granules whose bits are set in `taken` can be claimed.
+    pub(crate) fn restrict_to(&mut self, taken: &[u64]) {
+        self.used.iter_mut().zip(taken).for_each(|(used, taken)| *used = !taken);
+        set(&mut self.used, 0, self.first, true);
+    }
+
+    /// After [`Self::restrict_to`]: of what is `taken`, what was not claimed is free only when the quarantine is
+    /// lifted, and so is what was claimed and is given back before. What was not taken is free.
+    pub(crate) fn quarantine(&mut self, taken: Box<[u64]>) {
+        let waiting = self.used.iter().zip(&taken).map(|(claimed, taken)| taken & !claimed).collect();
+        let mut quarantine = Quarantine { taken, waiting };
+        // The superblock is nobody's.
+        for bits in [&mut quarantine.taken, &mut quarantine.waiting] {
+            set(bits, 0, self.first, false);
+        }
+        self.used.copy_from_slice(&quarantine.taken);
+        set(&mut self.used, 0, self.first, true);
+        self.quarantine = Some(quarantine);
+    }
+
+    pub(crate) fn has_quarantine(&self) -> bool {
+        self.quarantine.is_some()
+    }
+
+    /// Whether the granule, when it is given back, stays unused for a while.
+    pub(crate) fn is_quarantined(&self, granule: u32) -> bool {
+        self.quarantine.as_ref().is_some_and(|quarantine| get(&quarantine.taken, granule))
+    }
+
+    /// Runs of granules that wait for the end of the quarantine.
+    pub(crate) fn waiting(&self) -> impl Iterator<Item = Extent> {
+        let end = self.end;
+        let bits: &[u64] = self.quarantine.as_ref().map_or(&[], |quarantine| &quarantine.waiting);
+        let mut at = self.first;
+        std::iter::from_fn(move || {
+            let start = next_set(bits, at, end);
+            (start < end).then(|| {
+                at = next_clear(bits, start, end);
+                Extent { granule: start, granules: at - start }
+            })
+        })
+    }
+
+    /// Frees what has waited: nobody but this process reads from the arena any more.
+    pub(crate) fn lift_quarantine(&mut self, arena: &Arena) {
+        let waiting: Vec<Extent> = self.waiting().collect();
+        self.quarantine = None;
+        waiting.into_iter().for_each(|extent| self.give_part(arena, extent));
+    }
+
+    /// Leaves about `granules` in the free lists and forgets the rest, which is another process's from now on. Returns
+    /// a bit a granule: what is used or left. [`Self::relink`] takes it back.
+    pub(crate) fn share(&mut self, arena: &Arena, granules: u64) -> Box<[u64]> {
+        let mut left = Vec::new();
+        let mut missing = granules;
+        while missing > 0 {
+            let Some(mut block) = self.largest(arena) else { break };
+            self.unlink(arena, block);
+            block.granules = u64::from(block.granules).min(missing) as u32;
+            missing -= u64::from(block.granules);
+            left.push(block);
+        }
+        self.forget_lists();
+        let mut bits = self.used.clone();
+        for block in left {
+            set(&mut bits, block.granule, block.granules, true);
+            self.link(arena, block);
+        }
+        bits
+    }
+
+    /// Forgets the free lists and makes them anew: whatever stands in free granules, another process may have written
+    /// it.
+    pub(crate) fn relink(&mut self, arena: &Arena) {
+        self.forget_lists();
+        self.release_unclaimed(arena);
     }
 
     pub(crate) fn first(&self) -> u32 {
@@ -142,6 +241,12 @@ impl Space {
         set(&mut self.starts, extent.granule, 1, false);
     }
 
+    fn forget_lists(&mut self) {
+        self.heads.fill(0);
+        self.nonempty.fill(0);
+        self.free = 0;
+    }
+
     /// Puts every unclaimed granule into the free lists.
     pub(crate) fn release_unclaimed(&mut self, arena: &Arena) {
         let mut at = self.first;
@@ -150,10 +255,7 @@ impl Space {
             if next > at {
                 self.link(arena, Extent { granule: at, granules: next - at });
             }
-            at = next;
-            while at < self.end && get(&self.used, at) {
-                at += 1;
-            }
+            at = next_clear(&self.used, next, self.end);
         }
     }
 
@@ -201,14 +303,6 @@ impl Space {
         self.give_part(arena, extent);
     }
 
-    /// Gives the end of `extent` back so that `keep` granules remain.
-    pub(crate) fn trim(&mut self, arena: &Arena, extent: Extent, keep: u32) {
-        if keep < extent.granules {
-            let tail = Extent { granule: extent.granule + keep, granules: extent.granules - keep };
-            self.give_part(arena, tail);
-        }
-    }
-
     /// The free block around `granule`, if that is free.
     pub(crate) fn free_run(&self, arena: &Arena, granule: u32) -> Option<Extent> {
         if granule < self.first || granule >= self.end || get(&self.used, granule) {
@@ -224,6 +318,10 @@ impl Space {
         if granule < self.first || granule >= self.end || !get(&self.used, granule) {
             return None;
         }
+        // What waits has no start, and to give back what is quarantined makes no room.
+        if self.is_quarantined(granule) {
+            return None;
+        }
         previous_set(&self.starts, granule)
     }
 
@@ -233,6 +331,12 @@ impl Space {
     }
 
     fn give_part(&mut self, arena: &Arena, extent: Extent) {
+        if let Some(quarantine) = &mut self.quarantine
+            && get(&quarantine.taken, extent.granule)
+        {
+            set(&mut quarantine.waiting, extent.granule, extent.granules, true);
+            return;
+        }
         set(&mut self.used, extent.granule, extent.granules, false);
         let mut whole = extent;
         if extent.end() < self.end && !get(&self.used, extent.end()) {
@@ -310,7 +414,7 @@ impl Space {
 
     /// Walks all granules and panics when bits, blocks and lists disagree. `extents` are all allocated extents.
     pub(crate) fn check_invariants(&self, arena: &Arena, extents: &[Extent]) {
-        let mut sorted = extents.to_vec();
+        let mut sorted: Vec<Extent> = extents.iter().copied().chain(self.waiting()).collect();
         sorted.sort_by_key(|e| e.granule);
         let (mut at, mut free) = (self.first, 0);
         for extent in sorted.iter().copied().chain([Extent { granule: self.end, granules: 0 }]) {
@@ -322,7 +426,11 @@ impl Space {
                 assert_eq!(next_set(&self.used, at, self.end), extent.granule, "free granules marked used");
                 free += u64::from(block.granules);
             }
-            if extent.granules > 0 {
+            let is_waiting = self
+                .quarantine
+                .as_ref()
+                .is_some_and(|q| extent.granules > 0 && get(&q.waiting, extent.granule));
+            if extent.granules > 0 && !is_waiting {
                 assert!(get(&self.starts, extent.granule), "extent without its start bit: {extent:?}");
                 assert!((extent.granule..extent.end()).all(|g| get(&self.used, g)), "hole in {extent:?}");
             }

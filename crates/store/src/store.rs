@@ -2,7 +2,7 @@ use crate::control::Control;
 use crate::inner::{Inner, SUPERBLOCK_BYTES};
 use crate::object::{Lease, Object};
 use crate::writer::{self, Writer, counted};
-use crate::{Config, InsertError, OpenReport, StoreError, open};
+use crate::{Config, Handed, InsertError, OpenReport, StoreError, open};
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Relaxed};
@@ -75,10 +75,49 @@ impl Store {
     /// # Errors
     /// A budget out of range, a directory that another process uses, a full disk, and failed system calls.
     pub fn open(config: Config) -> Result<(Self, OpenReport), StoreError> {
-        let (inner, report) = open::open(config)?;
+        open::open(config).map(Self::of)
+    }
+
+    /// Opens the store that another process has frozen and goes on reading from, with what it hands over. Where the
+    /// configuration is for another one, that is opened as [`Self::open`] does. Until [`Self::thaw`] nothing is stored,
+    /// and until [`Self::lift_quarantine`] nothing takes the place of what was there.
+    ///
+    /// # Errors
+    /// As [`Self::open`], and when what is handed over is damaged.
+    pub fn take_over(config: Config, handed: Handed) -> Result<(Self, OpenReport), StoreError> {
+        open::take_over(config, handed).map(Self::of)
+    }
+
+    fn of((inner, report): (Inner, OpenReport)) -> (Self, OpenReport) {
         let inner = Arc::new(inner);
         let leases = inner.shards.iter().map(|_| Arc::new(Lease(inner.clone()))).collect();
-        Ok((Self { inner, leases }, report))
+        (Self { inner, leases }, report)
+    }
+
+    /// Stores, evicts and frees nothing from now on, so that another process can take the arena over. Objects are found
+    /// and read as before, and what is being written may be written to its end, but is not stored.
+    ///
+    /// # Errors
+    /// [`StoreError::StillRead`] when the store is frozen already, or a process before this one still reads from it;
+    /// [`StoreError::Io`] without descriptors or memory. The store is as it was then.
+    pub fn freeze(&self) -> Result<Handed, StoreError> {
+        self.inner.freeze()
+    }
+
+    /// Stores again after [`Self::freeze`], if the other process has ended or never wrote; and for the first time after
+    /// [`Self::take_over`], when the other process never will again.
+    pub fn thaw(&self) {
+        self.inner.thaw();
+    }
+
+    /// Whether nothing is stored, see [`Self::freeze`].
+    pub fn is_frozen(&self) -> bool {
+        self.inner.core().frozen
+    }
+
+    /// The process from which this one has taken the store over has ended: all of the arena can be used.
+    pub fn lift_quarantine(&self) {
+        self.inner.lift_quarantine();
     }
 
     fn lease(&self, hash: u64) -> &Arc<Lease> {
@@ -107,8 +146,13 @@ impl Store {
             inner.control(id).refs.fetch_add(1, Relaxed);
             id
         };
+        let object = Object::adopt(self.lease(hash).clone(), id);
+        if !inner.is_there(id) {
+            inner.remove(hash, |other| other == id);
+            return None;
+        }
         inner.control(id).touch();
-        Some(Object::adopt(self.lease(hash).clone(), id))
+        Some(object)
     }
 
     /// Starts an object whose body's length is not known yet.
@@ -192,6 +236,9 @@ impl Store {
         // In this order: an object of this shard stays indexed while we hold the lock, and one of another shard
         // that was indexed here meanwhile shows its own hash.
         if !control.indexed.load(Acquire) || control.hash.load(Relaxed) != hash {
+            return None;
+        }
+        if !self.inner.is_there(id) {
             return None;
         }
         control.refs.fetch_add(1, Relaxed);

@@ -96,7 +96,7 @@ impl Writer {
         let id = match inner.allocate_control(hash, first.granule) {
             Ok(id) => id,
             Err(error) => {
-                inner.core().space.give(&inner.arena, first);
+                inner.give(&mut inner.core(), first);
                 return Err(error);
             }
         };
@@ -175,7 +175,7 @@ impl Writer {
             false => more,
         };
         if may_grow >= GRANULE_BYTES {
-            let grown = inner.core().space.grow(&inner.arena, self.last, granules(may_grow));
+            let grown = inner.grow(self.last, granules(may_grow));
             if grown > self.last.granules {
                 self.set_last_length(grown);
                 return Ok(());
@@ -183,13 +183,13 @@ impl Writer {
         }
         let want = granules(more.min(MAX_CONTINUATION_BYTES) + CONTINUATION_HEADER_BYTES);
         let min = (want / 8).max(granules(MIN_CONTINUATION_BYTES)).min(want);
-        let extent = inner.allocate(min, want)?;
+        let extent = inner.allocate_more(min, want)?;
         record::start_extent(&inner.arena, extent, self.id);
         record::set_magic(&inner.arena, extent.offset(), record::CONTINUATION_MAGIC);
         if self.in_first() {
             // All of the first extent's capacity must be body: whoever follows computes its part from its length.
             let keep = granules(self.used);
-            inner.core().space.trim(&inner.arena, self.last, keep);
+            inner.trim(self.last, keep);
             self.first.granules = keep;
             inner.arena.word(self.first.offset() + record::GRANULES).store(keep, Relaxed);
             self.layout.first = self.layout.body as u32;
@@ -229,7 +229,7 @@ impl Writer {
         if keep < self.last.granules {
             let last = self.last;
             self.set_last_length(keep);
-            inner.core().space.trim(&inner.arena, last, keep);
+            inner.trim(last, keep);
         }
         if self.in_first() {
             self.layout.first = self.layout.body as u32;
@@ -284,7 +284,7 @@ pub(crate) fn replace_meta(
     let id = match inner.allocate_control(hash, extent.granule) {
         Ok(id) => id,
         Err(error) => {
-            inner.core().space.give(&inner.arena, extent);
+            inner.give(&mut inner.core(), extent);
             return Err(error);
         }
     };
