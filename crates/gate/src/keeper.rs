@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidegate_core::IpPrefix;
 use tidegate_policy::{ListFileError, SavedBlock, parse_list};
 
-use crate::block::End;
+use crate::block::{Blocked, End};
 use crate::{Blocks, Gate, GateError, system};
 
 /// How often [`Keeper::tick`] wants to be called.
@@ -189,6 +189,35 @@ impl Keeper {
         };
         notes.extend(keeper.read_lists(&gate.blocks()));
         (keeper, notes)
+    }
+
+    /// Writes every block that is not there by a list in a file, for the process that takes this one's place.
+    ///
+    /// # Errors
+    /// The file takes no more, or the kernel does not tell.
+    pub fn hand_over(&self, gate: &Gate, to: &fs::File) -> Result<(), KeeperNote> {
+        let blocked = gate.blocks().list()?;
+        let mut out = BufWriter::new(to);
+        write_lines(&mut out, blocked, &self.commanded)
+            .and_then(|()| out.flush())
+            .map_err(|source| KeeperNote::NotKept { path: "the blocks that are handed over".into(), source })
+    }
+
+    /// Puts in force what the process before has written by [`Self::hand_over`], from the beginning of the file.
+    /// `None`: nothing was blocked.
+    pub fn take_over(&mut self, gate: &Gate, from: &fs::File) -> Option<KeeperNote> {
+        let path = Path::new("the process before");
+        let mut from = from;
+        let taken = io::Seek::rewind(&mut from)
+            .and_then(|()| read_blocks(from))
+            .map_err(|source| KeeperNote::File { path: path.to_owned(), source });
+        let note = either(taken.and_then(|read| {
+            let (count, damaged) = (read.count, read.damaged);
+            read.put_in_force(&gate.blocks())
+                .map_err(|source| KeeperNote::NotInForce { path: path.to_owned(), source })?;
+            Ok(KeeperNote::Restored { path: path.to_owned(), count, damaged })
+        }));
+        (!matches!(note, KeeperNote::Restored { count: 0, damaged: 0, .. })).then_some(note)
     }
 
     /// Does what is due.
@@ -399,26 +428,36 @@ fn unix_now_s() -> u64 {
 /// Written beside and renamed, so that a crash leaves the old list or the new one.
 fn write(path: &Path, blocks: &Blocks<'_>, commanded: &HashMap<IpPrefix, u64>) -> Result<(), KeeperNote> {
     let blocked = blocks.list()?;
-    let (now_s, now_ns) = (unix_now_s(), system::now_ns());
     let beside = beside(path);
     let store = || {
         let mut file = BufWriter::new(fs::File::create(&beside)?);
-        for entry in blocked {
-            let left_ns = commanded.get(&entry.prefix).map(|end_ns| end_ns.saturating_sub(now_ns));
-            let remaining = match entry.listed {
-                false => entry.remaining,
-                true => match left_ns.filter(|left_ns| *left_ns > 0) {
-                    None => continue,
-                    left_ns => left_ns.map(Duration::from_nanos),
-                },
-            };
-            let until_unix_s = remaining.map(|remaining| now_s.saturating_add(remaining.as_secs().max(1)));
-            writeln!(file, "{}", SavedBlock { prefix: entry.prefix, until_unix_s, reason: entry.reason })?;
-        }
+        write_lines(&mut file, blocked, commanded)?;
         file.into_inner().map_err(io::IntoInnerError::into_error)?.sync_all()?;
         fs::rename(&beside, path)
     };
     store().map_err(|source| KeeperNote::NotKept { path: path.to_owned(), source })
+}
+
+/// A line for each block that was not only put there by a list in a file.
+fn write_lines(
+    out: &mut impl Write,
+    blocked: Vec<Blocked>,
+    commanded: &HashMap<IpPrefix, u64>,
+) -> io::Result<()> {
+    let (now_s, now_ns) = (unix_now_s(), system::now_ns());
+    for entry in blocked {
+        let left_ns = commanded.get(&entry.prefix).map(|end_ns| end_ns.saturating_sub(now_ns));
+        let remaining = match entry.listed {
+            false => entry.remaining,
+            true => match left_ns.filter(|left_ns| *left_ns > 0) {
+                None => continue,
+                left_ns => left_ns.map(Duration::from_nanos),
+            },
+        };
+        let until_unix_s = remaining.map(|remaining| now_s.saturating_add(remaining.as_secs().max(1)));
+        writeln!(out, "{}", SavedBlock { prefix: entry.prefix, until_unix_s, reason: entry.reason })?;
+    }
+    Ok(())
 }
 
 /// Where the next list is written before it takes the place of this one.
@@ -443,42 +482,59 @@ fn restore(blocks: &Blocks<'_>, directory: &Path, path: &Path) -> Result<KeeperN
         }
         other => other.map_err(failed)?,
     };
-    let now_s = unix_now_s();
-    let (mut count, mut damaged) = (0, 0);
-    // Blocks that end together are added together.
-    let mut by_end: BTreeMap<Option<u64>, Vec<IpPrefix>> = BTreeMap::new();
-    let mut reasons = Vec::new();
-    let mut file = BufReader::new(io::Read::take(file, MAX_FILE_BYTES));
+    let read = read_blocks(file).map_err(failed)?;
+    let (count, damaged) = (read.count, read.damaged);
+    // The next save leaves out what could not be read.
+    let kept = if damaged > 0 { fs::copy(path, path.with_extension("damaged")).map(|_| ()) } else { Ok(()) };
+    read.put_in_force(blocks).map_err(|source| KeeperNote::NotInForce { path: path.to_owned(), source })?;
+    kept.map_err(failed)?;
+    Ok(KeeperNote::Restored { path: path.to_owned(), count, damaged })
+}
+
+/// Blocks as they were saved.
+#[derive(Default)]
+struct ReadBlocks {
+    now_s: u64,
+    /// Blocks that end together are added together.
+    by_end: BTreeMap<Option<u64>, Vec<IpPrefix>>,
+    reasons: Vec<(IpPrefix, String)>,
+    count: usize,
+    /// Lines that are no blocks.
+    damaged: usize,
+}
+
+fn read_blocks(file: impl io::Read) -> io::Result<ReadBlocks> {
+    let mut read = ReadBlocks { now_s: unix_now_s(), ..ReadBlocks::default() };
+    let mut file = BufReader::new(file.take(MAX_FILE_BYTES));
     let mut line = Vec::new();
-    while file.read_until(b'\n', &mut line).map_err(failed)? > 0 {
+    while file.read_until(b'\n', &mut line)? > 0 {
         let block = saved_block(&line);
         line.clear();
         let Some(block) = block else {
-            damaged += 1;
+            read.damaged += 1;
             continue;
         };
-        if block.until_unix_s.is_some_and(|until| until <= now_s) {
+        if block.until_unix_s.is_some_and(|until| until <= read.now_s) {
             continue;
         }
-        count += 1;
-        by_end.entry(block.until_unix_s).or_default().push(block.prefix);
-        reasons.extend(block.reason.map(|reason| (block.prefix, reason)));
+        read.count += 1;
+        read.by_end.entry(block.until_unix_s).or_default().push(block.prefix);
+        read.reasons.extend(block.reason.map(|reason| (block.prefix, reason)));
     }
-    let put_in_force = || {
+    Ok(read)
+}
+
+impl ReadBlocks {
+    fn put_in_force(self, blocks: &Blocks<'_>) -> Result<(), GateError> {
         // What does not fit costs no other block.
         let mut added = Ok(());
-        for (end, prefixes) in by_end {
-            let lifetime = end.map(|until| Duration::from_secs(until - now_s));
+        for (end, prefixes) in self.by_end {
+            let lifetime = end.map(|until| Duration::from_secs(until - self.now_s));
             added = added.and(blocks.add_what_fits(&prefixes, lifetime));
         }
         added?;
-        reasons.into_iter().try_for_each(|(prefix, reason)| blocks.set_reason(prefix, &reason))
-    };
-    // The next save leaves out what could not be read.
-    let kept = if damaged > 0 { fs::copy(path, path.with_extension("damaged")).map(|_| ()) } else { Ok(()) };
-    put_in_force().map_err(|source| KeeperNote::NotInForce { path: path.to_owned(), source })?;
-    kept.map_err(failed)?;
-    Ok(KeeperNote::Restored { path: path.to_owned(), count, damaged })
+        self.reasons.into_iter().try_for_each(|(prefix, reason)| blocks.set_reason(prefix, &reason))
+    }
 }
 
 /// What a line holds with its end; a line without one was cut off, and may mean more than was written.

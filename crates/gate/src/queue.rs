@@ -209,6 +209,15 @@ impl ListenQueue {
         Ok((Self { listeners, mode: Mode::Ordered(Box::new(Mutex::new(ordered))) }, Some(why)))
     }
 
+    /// As [`Self::bind`], of sockets that listen already, the highest class first; `None`: the kernel cannot steer
+    /// connections to them.
+    pub fn adopt(gate: &Gate, sockets: Vec<TcpListener>) -> Result<Option<Self>, GateError> {
+        let Ok(queues) = gate.queues() else { return Ok(None) };
+        let listeners = ClassListeners { listeners: sockets };
+        let registration = register(&queues, &listeners)?;
+        Ok(Some(Self { listeners, mode: Mode::Steered { registration } }))
+    }
+
     /// The listening sockets: to wait on, or to pass to a server.
     pub fn listeners(&self) -> &ClassListeners {
         &self.listeners

@@ -73,6 +73,24 @@ impl Listener {
         Ok(Self { udp: udp.into(), answers: None, tcp: Some(tcp.into()), local: address })
     }
 
+    /// Takes over sockets that listen on one address, as [`Self::sockets`] gives them.
+    ///
+    /// # Errors
+    /// The system does not say where.
+    pub fn of_sockets(udp: UdpSocket, tcp: TcpListener) -> io::Result<Self> {
+        let local = udp.local_addr()?;
+        Ok(Self { udp, answers: None, tcp: Some(tcp), local })
+    }
+
+    /// Duplicates of its sockets, for another process that is to answer in its place; none of an interception cache.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn sockets(&self) -> io::Result<Option<(UdpSocket, TcpListener)>> {
+        let Some(tcp) = &self.tcp else { return Ok(None) };
+        Ok(Some((self.udp.try_clone()?, tcp.try_clone()?)))
+    }
+
     /// Where it listens.
     pub fn local_addr(&self) -> SocketAddr {
         self.local

@@ -6,7 +6,7 @@ use crate::sealed::PublicBytes;
 use crate::server::{Application, Config, Counters, Server};
 use crate::tcp::PacketSource;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use tokio::sync::watch;
@@ -19,6 +19,8 @@ pub struct UdpService {
     keys: watch::Sender<KeyRing>,
     stop: watch::Sender<bool>,
     threads: Mutex<Vec<JoinHandle<()>>>,
+    /// Duplicates of the sockets, as long as the service runs.
+    sockets: Mutex<Vec<UdpSocket>>,
 }
 
 impl UdpService {
@@ -31,19 +33,34 @@ impl UdpService {
         workers: usize,
         config: &Config,
         keys: KeyRing,
-        mut application: impl FnMut() -> io::Result<A>,
+        application: impl FnMut() -> io::Result<A>,
     ) -> io::Result<Self> {
         // Another program's SO_REUSEPORT socket would let ours bind beside it: an exclusive bind first finds that out.
         drop(bind(address, false)?);
-        let mut service = Self {
-            address,
-            counters: Vec::new(),
-            keys: watch::Sender::new(keys),
-            stop: watch::Sender::new(false),
-            threads: Mutex::default(),
-        };
-        for index in 0..workers.max(1) {
-            let (socket, application) = (bind(service.address, true)?, application()?);
+        Self::start_on(Vec::new(), address, workers, config, keys, application)
+    }
+
+    /// As [`Self::start`], on the sockets that another process hands over ([`Self::sockets`]), which may serve them too:
+    /// with the same keys either can answer any packet. There are as many threads as sockets, at least `workers`.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_on<A: Application + Send + 'static>(
+        sockets: Vec<UdpSocket>,
+        address: SocketAddr,
+        workers: usize,
+        config: &Config,
+        keys: KeyRing,
+        mut application: impl FnMut() -> io::Result<A>,
+    ) -> io::Result<Self> {
+        let address = sockets.first().map_or(Ok(address), UdpSocket::local_addr)?;
+        let mut service = Self::of(address, keys);
+        let threads = workers.max(1).max(sockets.len());
+        let mut sockets = sockets.into_iter();
+        for index in 0..threads {
+            let socket = sockets.next().map_or_else(|| bind(service.address, true), Ok)?;
+            let application = application()?;
+            service.sockets.get_mut().unwrap_or_else(PoisonError::into_inner).push(socket.try_clone()?);
             service.spawn(index, config.clone(), |server| UdpServer::new(socket, server, application))?;
         }
         Ok(service)
@@ -60,18 +77,32 @@ impl UdpService {
         keys: KeyRing,
         application: A,
     ) -> io::Result<Self> {
-        let mut service = Self {
-            address,
-            counters: Vec::new(),
-            keys: watch::Sender::new(keys),
-            stop: watch::Sender::new(false),
-            threads: Mutex::default(),
-        };
+        let mut service = Self::of(address, keys);
         service.spawn(0, config.clone(), |server| match source {
             None => UdpServer::with_tcp_format(address, server, application),
             Some(source) => UdpServer::with_source(address, source, server, application),
         })?;
         Ok(service)
+    }
+
+    fn of(address: SocketAddr, keys: KeyRing) -> Self {
+        Self {
+            address,
+            counters: Vec::new(),
+            keys: watch::Sender::new(keys),
+            stop: watch::Sender::new(false),
+            threads: Mutex::default(),
+            sockets: Mutex::default(),
+        }
+    }
+
+    /// Duplicates of the sockets, for another process; none in the format of TCP.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn sockets(&self) -> io::Result<Vec<UdpSocket>> {
+        let sockets = self.sockets.lock().unwrap_or_else(PoisonError::into_inner);
+        sockets.iter().map(UdpSocket::try_clone).collect()
     }
 
     fn spawn<A: Application + Send + 'static>(
@@ -130,6 +161,7 @@ impl UdpService {
     /// and programs on interfaces.
     pub fn stop(&self) {
         self.stop.send_replace(true);
+        self.sockets.lock().unwrap_or_else(PoisonError::into_inner).clear();
         for thread in self.threads.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
             if thread.join().is_err() {
                 tracing::error!("a Trickles server has panicked");
