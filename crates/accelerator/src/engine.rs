@@ -1,20 +1,21 @@
 //! Starts and stops the data cores: a thread, a single-threaded runtime and listening sockets for each.
 
+mod listeners;
+mod successor;
+
 use std::io;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::AsRawFd;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use socket2::{Domain, Socket, Type};
 use tidegate_core::hooks::ChainSource;
 use tidegate_core::metrics::Sample;
-use tidegate_dhttp::driver::{BindError, Listener as DhttpListener, ServerHandle};
-use tidegate_dhttp::ports::{ClientPorts, PortRangeError};
-use tidegate_store::{OpenReport, Store, StoreError};
+use tidegate_dhttp::driver::ServerHandle;
+use tidegate_dhttp::ports::PortRangeError;
+use tidegate_store::{Handed, OpenReport, Store, StoreError};
 use tokio::sync::{mpsc, watch};
 
 use crate::cache::entries::{PurgePattern, PurgePatternError};
@@ -22,9 +23,9 @@ use crate::cache::flights::Flights;
 use crate::cache::listing::CacheEntry;
 use crate::data_core::clients::Clients;
 use crate::data_core::inside::{Inner, Inside};
-use crate::data_core::pacing;
 use crate::data_core::plan_adoption::PlanAdoption;
-use crate::data_core::{Bound, DataCore, Phase, Transport};
+use crate::data_core::{Bound, DataCore, Phase};
+use crate::engine::listeners::{Sockets, bind_all};
 use crate::icap::ServiceTags;
 use crate::service::plan::{Plan, PlanError};
 use crate::settings::{self, Cache, Settings};
@@ -34,15 +35,13 @@ use crate::telemetry::metrics::CoreMetrics;
 use crate::tls::CertificateStatus;
 use crate::upstream::UpstreamStatus;
 
-/// How long the kernel keeps a new connection to itself while nothing has arrived on it. It is accepted after that as
-/// well, so that it gets its answer to a head that never came.
-const DEFER_ACCEPT_S: libc::c_int = 1;
-/// Connections that the kernel completes and keeps for a core that is busy.
-const LISTEN_BACKLOG: i32 = 4096;
 /// A core that works takes new settings over within a turn of its event loop.
 const TAKE_OVER_LIMIT: Duration = Duration::from_secs(2);
 /// Threads per data core that read files, which a disk may make wait; further reads wait for one of them.
 const BLOCKING_THREADS: usize = 16;
+
+pub use self::listeners::{Listening, Whose};
+pub use self::successor::Handover;
 
 /// Why the engine could not start, or not take new settings.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +96,9 @@ struct Shared {
     cache_settings: Cache,
     addresses: Vec<SocketAddr>,
     configured: Vec<settings::Listener>,
+    /// Duplicates of the listening sockets, as long as it listens.
+    listening: Mutex<Vec<Listening>>,
+    dhttp_token_secret: [u8; 16],
     workers: usize,
     metrics: Vec<Arc<CoreMetrics>>,
     latencies: Vec<Arc<Latencies>>,
@@ -117,16 +119,26 @@ struct Shared {
 impl Engine {
     /// Binds every listener, opens the cache and starts a thread per data core; returns when all of them listen.
     pub fn start(settings: Settings) -> Result<Self, StartError> {
-        Self::start_on(settings, Vec::new())
+        Self::start_on(settings, Vec::new(), Handover::default())
     }
 
     /// As [`Self::start`], but on sockets that listen already: one entry for each of the first HTTP listeners of
-    /// the settings, with a socket per priority class, the highest first. All data cores accept from them.
-    pub fn start_on(settings: Settings, held: Vec<Vec<TcpListener>>) -> Result<Self, StartError> {
+    /// the settings, with a socket per priority class, the highest first. All data cores accept from them. What another
+    /// process hands over is used where the settings ask for it; until [`Self::store_again`] nothing is stored in a cache
+    /// that was taken over.
+    pub fn start_on(
+        settings: Settings,
+        held: Vec<Vec<TcpListener>>,
+        handover: Handover,
+    ) -> Result<Self, StartError> {
         let workers = settings.workers.max(1);
-        let sockets = bind_all(&settings, workers, &held)?;
-        let addresses = sockets[0].iter().map(|(_, address)| *address).collect();
-        let (store, report) = open_store(&settings.cache)?;
+        let Sockets { sets, addresses, duplicates } =
+            bind_all(&settings, workers, &held, handover.listening)?;
+        let dhttp_token_secret = match handover.dhttp_token_secret {
+            Some(secret) => secret,
+            None => tidegate_dhttp::driver::random_secret().map_err(StartError::Thread)?,
+        };
+        let (store, report) = open_store(&settings.cache, handover.store)?;
         let log = match &settings.access_log {
             None => None,
             Some(log) => Some(AccessLogWriter::open(log).map_err(|source| StartError::AccessLog {
@@ -146,6 +158,8 @@ impl Engine {
             cache_settings: settings.cache.clone(),
             addresses,
             configured: settings.listeners.clone(),
+            listening: Mutex::new(duplicates),
+            dhttp_token_secret,
             workers,
             metrics,
             latencies,
@@ -162,13 +176,13 @@ impl Engine {
             inside,
         });
         let engine = Self { shared };
-        engine.spawn_cores(sockets, receivers, settings.defence.as_ref())?;
+        engine.spawn_cores(sets, receivers, settings.defence.as_ref())?;
         Ok(engine)
     }
 
     fn spawn_cores(
         &self,
-        sockets: Vec<Vec<(Bound, SocketAddr)>>,
+        sets: Vec<Vec<Bound>>,
         receivers: Vec<mpsc::Receiver<Inner>>,
         defence: Option<&Arc<dyn ChainSource>>,
     ) -> Result<(), StartError> {
@@ -176,15 +190,14 @@ impl Engine {
         let open = Arc::new(AtomicUsize::new(0));
         let log: Option<LogSender> = lock(&shared.background).as_ref().map(AccessLogWriter::sender);
         let dhttp_unreachable = tidegate_dhttp::server::Unreachable::default();
-        let dhttp_token_secret = tidegate_dhttp::driver::random_secret().map_err(StartError::Thread)?;
         let dhttp_window = tidegate_dhttp::driver::Window::new().map_err(StartError::Thread)?;
-        for (index, (listeners, inside)) in sockets.into_iter().zip(receivers).enumerate() {
+        for (index, (listeners, inside)) in sets.into_iter().zip(receivers).enumerate() {
             let start = crate::data_core::Start {
                 index,
-                listeners: listeners.into_iter().map(|(bound, _)| bound).collect(),
+                listeners,
                 epoll: Clients::epoll().map_err(StartError::Thread)?,
                 dhttp: Arc::clone(&shared.dhttp),
-                dhttp_token_secret,
+                dhttp_token_secret: shared.dhttp_token_secret,
                 dhttp_window: dhttp_window.clone(),
                 dhttp_unreachable: dhttp_unreachable.clone(),
                 workers: shared.workers,
@@ -334,6 +347,8 @@ impl Engine {
     /// Stops accepting, ends idle connections and lets requests in progress finish within the drain timeout.
     pub fn drain(&self) {
         tracing::info!("draining: no new connections; requests in progress finish");
+        // Clients are to find nobody there, unless another process has the sockets too.
+        lock(&self.shared.listening).clear();
         self.shared.phase.send_replace(Phase::Draining);
     }
 
@@ -346,7 +361,7 @@ impl Engine {
             }
         }
         drop(lock(&self.shared.background).take());
-        if let Some(store) = &self.shared.store
+        if let Some(store) = self.shared.store.as_ref().filter(|store| !store.is_frozen())
             && let Err(error) = store.sync()
         {
             tracing::warn!(%error, "the cache could not be written to disk");
@@ -370,7 +385,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn open_store(cache: &Cache) -> Result<(Option<Arc<Store>>, Option<OpenReport>), StartError> {
+fn open_store(
+    cache: &Cache,
+    handed: Option<Handed>,
+) -> Result<(Option<Arc<Store>>, Option<OpenReport>), StartError> {
     if cache.memory_bytes == 0 {
         return Ok((None, None));
     }
@@ -381,147 +399,9 @@ fn open_store(cache: &Cache) -> Result<(Option<Arc<Store>>, Option<OpenReport>),
         path: cache.path.clone(),
         max_object_bytes,
     };
-    let (store, report) = Store::open(config)?;
+    let (store, report) = match handed {
+        Some(handed) => Store::take_over(config, handed)?,
+        None => Store::open(config)?,
+    };
     Ok((Some(Arc::new(store)), Some(report)))
-}
-
-/// One set of listening sockets per core; the kernel spreads connections over the sets (SO_REUSEPORT).
-/// Sockets of other hands are every core's.
-fn bind_all(
-    settings: &Settings,
-    workers: usize,
-    held: &[Vec<TcpListener>],
-) -> Result<Vec<Vec<(Bound, SocketAddr)>>, StartError> {
-    let mut sets: Vec<Vec<(Bound, SocketAddr)>> = (0..workers).map(|_| Vec::new()).collect();
-    let mut held = held.iter();
-    for listener in &settings.listeners {
-        let failed = |source| StartError::Listen { address: listener.address, source };
-        let transport = Transport {
-            has_tls: listener.protocol == settings::Protocol::Https,
-            is_proxied: listener.proxy_protocol,
-            has_http2_in_clear: listener.http2 && listener.protocol == settings::Protocol::Http,
-        };
-        let sockets =
-            if listener.protocol.is_http() { held.next().map_or(&[][..], Vec::as_slice) } else { &[] };
-        if let Some(first) = sockets.first() {
-            let address = first.local_addr().map_err(failed)?;
-            for set in &mut sets {
-                let sockets: io::Result<_> = sockets.iter().map(TcpListener::try_clone).collect();
-                set.push((Bound::Http(sockets.map_err(failed)?, transport), address));
-            }
-            continue;
-        }
-        // Another server's SO_REUSEPORT socket would let ours bind beside it, and each would get a share of the
-        // clients: an exclusive bind first finds that out.
-        drop(bind(listener.address, Type::STREAM, false).map_err(failed)?);
-        let mut address = listener.address;
-        if listener.protocol == settings::Protocol::Dhttp {
-            drop(bind(listener.address, Type::DGRAM, false).map_err(failed)?);
-        }
-        for set in &mut sets {
-            let bound = match listener.protocol {
-                settings::Protocol::Http | settings::Protocol::Https => {
-                    let socket = bind(address, Type::STREAM, true).map_err(failed)?;
-                    socket.listen(LISTEN_BACKLOG).map_err(failed)?;
-                    let local = socket.local_addr().ok().and_then(|address| address.as_socket());
-                    address = local.unwrap_or(address);
-                    Bound::Http(vec![socket.into()], transport)
-                }
-                settings::Protocol::Dhttp => match DhttpListener::bind(address, &ClientPorts::default()) {
-                    Ok(listener) => Bound::Dhttp(listener),
-                    Err(BindError::Io(source)) => return Err(failed(source)),
-                    Err(BindError::Port(source)) => {
-                        return Err(StartError::DhttpPort { address: listener.address, source });
-                    }
-                },
-            };
-            set.push((bound, address));
-        }
-    }
-    Ok(sets)
-}
-
-fn bind(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), kind.nonblocking(), None)?;
-    if kind == Type::STREAM {
-        socket.set_reuse_address(true)?;
-    }
-    if shared {
-        socket.set_reuse_port(true)?;
-    }
-    if address.is_ipv6() {
-        socket.set_only_v6(!address.ip().is_unspecified())?;
-    }
-    if kind == Type::STREAM {
-        // Accepted sockets inherit this, which saves a system call for each.
-        socket.set_tcp_nodelay(true)?;
-        defer_accept(&socket)?;
-        limit_unsent(&socket)?;
-        // Accepted sockets inherit this too.
-        pacing::leave_out_within_host(&socket, address.ip());
-    }
-    socket.bind(&address.into())?;
-    Ok(socket)
-}
-
-/// Bytes that the kernel takes for a client beyond those on their way. Without a bound it takes megabytes, which
-/// clients that read nothing make it hold until no connection has memory any more.
-static UNSENT_BYTES: libc::c_int = 64 * 1024;
-
-/// Bounds what the kernel holds unsent for each client (`TCP_NOTSENT_LOWAT`, tcp(7)); what is on its way is not bounded
-/// by it, so that a fast client is served as fast as before. Accepted sockets inherit it.
-fn limit_unsent(socket: &Socket) -> io::Result<()> {
-    // SAFETY: the option's value is an int, which is what the pointer and the length say.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_NOTSENT_LOWAT,
-            (&raw const UNSENT_BYTES).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-/// Lets the kernel keep new connections until something has arrived on them (`TCP_DEFER_ACCEPT`, tcp(7)): a first
-/// request is then answered as its connection is accepted, and a client that says nothing wakes nobody.
-fn defer_accept(socket: &Socket) -> io::Result<()> {
-    let seconds: libc::c_int = DEFER_ACCEPT_S;
-    // SAFETY: the option's value is an int, which is what the pointer and the length say.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_DEFER_ACCEPT,
-            (&raw const seconds).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::net::TcpStream;
-
-    use super::*;
-
-    /// The congestion control of a connection to a listener at this address.
-    fn congestion_control(address: &str) -> Vec<u8> {
-        let socket = bind(address.parse().unwrap(), Type::STREAM, true).unwrap();
-        socket.set_nonblocking(false).unwrap();
-        socket.listen(1).unwrap();
-        let port = socket.local_addr().unwrap().as_socket().unwrap().port();
-        let mut client = TcpStream::connect(("127.0.0.1", port)).unwrap();
-        io::Write::write_all(&mut client, b"x").unwrap();
-        socket.accept().unwrap().0.tcp_congestion().unwrap()
-    }
-
-    #[test]
-    fn connections_within_the_host_are_not_paced_and_others_are_as_the_system_has_them() {
-        let of_system = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap().tcp_congestion().unwrap();
-        assert!(congestion_control("127.0.0.1:0").starts_with(b"reno\0"));
-        assert_eq!(congestion_control("0.0.0.0:0"), of_system);
-    }
 }

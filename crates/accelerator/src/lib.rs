@@ -23,10 +23,11 @@ pub mod tls;
 mod upstream;
 
 pub use cache::entries::{PurgePattern, PurgePatternError};
+pub use cache::heir::{Outdated, Tidings};
 pub use cache::listing::{CacheEntry, SelectingField};
 pub use data_core::admission::{Admission, Asked};
 pub use data_core::inside::{Inside, Unavailable};
-pub use engine::{Engine, StartError};
+pub use engine::{Engine, Handover, Listening, StartError, Whose};
 pub use service::plan::PlanError;
 pub use static_files::content_type;
 pub use telemetry::latency::Histogram;

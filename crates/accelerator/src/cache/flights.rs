@@ -12,6 +12,7 @@ use tokio::sync::Notify;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::cache::entries::url_of;
+use crate::cache::heir::Heir;
 use crate::cache::transfer::Tail;
 
 const SHARDS: usize = 16;
@@ -80,6 +81,8 @@ pub(crate) struct Flights {
     epochs: Box<[AtomicU64]>,
     /// Grows by one with each purge.
     purges: AtomicU32,
+    /// Who is told of new epochs.
+    pub(crate) heir: Heir,
 }
 
 impl Default for Flights {
@@ -92,6 +95,7 @@ impl Default for Flights {
             not_shared,
             epochs,
             purges: AtomicU32::default(),
+            heir: Heir::default(),
         }
     }
 }
@@ -200,6 +204,7 @@ impl Flights {
                 self.purges.fetch_add(1, Ordering::SeqCst);
             }
         }
+        self.heir.tell(url_key);
     }
 
     /// Whether to wait for another request for `key` would be in vain: its answers are for one request each. What holds

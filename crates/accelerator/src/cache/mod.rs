@@ -5,6 +5,7 @@ pub(crate) mod fetch;
 pub(crate) mod fill;
 pub(crate) mod flights;
 mod follow;
+pub(crate) mod heir;
 pub(crate) mod listing;
 pub(crate) mod lookup;
 mod refresh;

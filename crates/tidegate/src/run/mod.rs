@@ -67,7 +67,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     if let Some(path) = settings.cache.path.as_ref().filter(|path| !path.exists()) {
         tracing::info!("cache: {} is not there yet and is made", path.display());
     }
-    let engine = Engine::start_on(settings, sockets)
+    let engine = Engine::start_on(settings, sockets, tidegate_accelerator::Handover::default())
         .map_err(|error| Failure::runtime(start_error(&error, &loaded)))?;
     let signals = starting.into_signals().map_err(no_signals)?;
     let trickles = TricklesServices::start(&loaded, engine.inside())?;
