@@ -4,6 +4,7 @@ use std::fmt::Write;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use axum::extract::{DefaultBodyLimit, FromRequestParts, Query, Request, State};
@@ -22,11 +23,13 @@ use tidegate_accelerator::{Engine, Histogram};
 use tidegate_core::IpPrefix;
 use tidegate_core::metrics::{Kind, Sample};
 use tidegate_gate::{GateError, RuleReport};
-use tokio::sync::Semaphore;
+use tokio::net::TcpStream;
+use tokio::sync::{Semaphore, watch};
 
 use crate::gate::{Gatekeeper, view};
 use crate::notify;
 use crate::run::Reloader;
+use crate::upgrade::{Upgraded, Upgrader};
 
 /// Entries that one answer may list.
 const MAX_ENTRIES: usize = 10_000;
@@ -45,6 +48,8 @@ const CONNECTIONS: usize = 64;
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a connection lasts at most.
 const CONNECTION_TIME: Duration = Duration::from_secs(300);
+/// How long those who have asked are waited for when another process has the server.
+const CLOSE_TIME: Duration = Duration::from_secs(5);
 /// Pause after a failed accept.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -53,6 +58,7 @@ struct Admin {
     engine: Engine,
     reloader: Arc<Reloader>,
     gatekeeper: Arc<Gatekeeper>,
+    upgrader: Arc<Upgrader>,
 }
 
 /// Everything of the admin server that takes descriptors.
@@ -77,13 +83,16 @@ impl Prepared {
     }
 }
 
-/// Serves `listener` until the process ends.
+/// Serves `listener` until the process ends or `closed` says so; then the thread ends when those who have asked have
+/// their answers.
 pub(crate) fn spawn(
     prepared: Prepared,
     engine: Engine,
     reloader: Arc<Reloader>,
     gatekeeper: Arc<Gatekeeper>,
-) -> io::Result<()> {
+    upgrader: Arc<Upgrader>,
+    closed: watch::Receiver<bool>,
+) -> io::Result<JoinHandle<()>> {
     let Prepared { listener, runtime } = prepared;
     let router = Router::new()
         .route("/", get(dashboard))
@@ -94,6 +103,7 @@ pub(crate) fn spawn(
         .route("/api/cache/save", post(save))
         .route("/api/reload", post(reload))
         .route("/api/drain", post(drain))
+        .route("/api/upgrade", post(upgrade))
         .route("/api/gate", get(gate))
         .route("/api/block", get(block_list).post(block_add))
         .route("/api/block/remove", post(block_remove))
@@ -101,19 +111,28 @@ pub(crate) fn spawn(
         .route("/api/top", get(top))
         .layer(middleware::from_fn(guard))
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
-        .with_state(Admin { engine, reloader, gatekeeper });
+        .with_state(Admin { engine, reloader, gatekeeper, upgrader });
     std::thread::Builder::new().name("admin".into()).spawn(move || {
-        runtime.block_on(accept(listener, router));
-    })?;
-    Ok(())
+        runtime.block_on(accept(listener, router, closed));
+    })
 }
 
-/// Serves clients for ever: so many at once and so long each that they cannot use up the process's descriptors.
-async fn accept(listener: tokio::net::TcpListener, router: Router) {
+/// Until another process has the server.
+async fn end(mut closed: watch::Receiver<bool>) {
+    // The sender lives as long as the process.
+    let _ = closed.wait_for(|closed| *closed).await;
+}
+
+/// Serves clients: so many at once and so long each that they cannot use up the process's descriptors.
+async fn accept(listener: tokio::net::TcpListener, router: Router, closed: watch::Receiver<bool>) {
     let places = Arc::new(Semaphore::new(CONNECTIONS));
     // The semaphore is never closed.
     while let Ok(place) = Arc::clone(&places).acquire_owned().await {
-        let stream = match listener.accept().await {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = end(closed.clone()) => break,
+        };
+        let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
                 tracing::debug!(%error, "an admin connection could not be accepted");
@@ -122,15 +141,39 @@ async fn accept(listener: tokio::net::TcpListener, router: Router) {
             }
         };
         let service = TowerToHyperService::new(router.clone());
+        let closed = closed.clone();
         tokio::spawn(async move {
             let mut http = hyper::server::conn::http1::Builder::new();
             http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
             let connection = http.serve_connection(TokioIo::new(stream), service);
             // Whatever ends it concerns that client alone.
-            let _ = tokio::time::timeout(CONNECTION_TIME, connection).await;
+            let _ = tokio::time::timeout(CONNECTION_TIME, until_closed(connection, closed)).await;
             drop(place);
         });
     }
+    drop(listener);
+    let all = u32::try_from(CONNECTIONS).unwrap_or(u32::MAX);
+    // Who takes an answer so slowly goes without.
+    let _ = tokio::time::timeout(CLOSE_TIME, places.acquire_many(all)).await;
+}
+
+/// Serves a connection, and no more than the request in progress once the server is closed.
+async fn until_closed<S>(
+    connection: hyper::server::conn::http1::Connection<TokioIo<TcpStream>, S>,
+    closed: watch::Receiver<bool>,
+) where
+    S: hyper::service::HttpService<hyper::body::Incoming>,
+    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    S::ResBody: 'static,
+    <S::ResBody as hyper::body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut connection = std::pin::pin!(connection);
+    tokio::select! {
+        _ = connection.as_mut() => return,
+        () = end(closed) => connection.as_mut().graceful_shutdown(),
+    }
+    // Whatever ends it concerns that client alone.
+    let _ = connection.await;
 }
 
 /// A page on another site can make a browser send requests here: it must neither change anything (CSRF) nor read
@@ -209,6 +252,7 @@ async fn metrics(State(admin): State<Admin>) -> Response {
     let mut text = String::new();
     let defence = admin.reloader.guard.as_ref().map(|guard| guard.defence().samples()).unwrap_or_default();
     let others = admin.reloader.trickles.samples().into_iter().chain(admin.reloader.acme.samples());
+    let others = others.chain(admin.upgrader.samples());
     for sample in admin.engine.samples().into_iter().chain(others).chain(defence) {
         write_metric(&sample, &mut text);
     }
@@ -384,6 +428,7 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
         .iter()
         .chain(&admin.reloader.trickles.samples())
         .chain(&admin.reloader.acme.samples())
+        .chain(&admin.upgrader.samples())
         .chain(&admin.reloader.guard.as_ref().map(|guard| guard.defence().samples()).unwrap_or_default())
         .map(|sample| (sample.name.to_owned(), sample.value.into()))
         .collect();
@@ -413,7 +458,8 @@ async fn status(State(admin): State<Admin>) -> Json<Value> {
             })
         })
         .collect();
-    let (trickles, keys): (Vec<String>, Vec<String>) = admin.reloader.trickles.listeners().unzip();
+    let (trickles, keys): (Vec<String>, Vec<String>) =
+        admin.reloader.trickles.listeners().into_iter().unzip();
     let keys: serde_json::Map<String, Value> =
         trickles.iter().cloned().zip(keys.into_iter().map(Value::from)).collect();
     let listeners: Vec<String> = admin.reloader.listeners().chain(trickles).collect();
@@ -632,6 +678,18 @@ async fn reload(State(admin): State<Admin>) -> Response {
         Ok(Err(error)) => {
             refuse(StatusCode::CONFLICT, &format!("the old configuration stays in force: {error}"))
         }
+        Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
+    }
+}
+
+async fn upgrade(State(admin): State<Admin>) -> Response {
+    let upgrader = Arc::clone(&admin.upgrader);
+    match tokio::task::spawn_blocking(move || upgrader.upgrade()).await {
+        Ok(Ok(Upgraded { pid, version })) => {
+            let message = format!("tidegate {version} serves now, as process {pid}");
+            Json(json!({ "message": message, "pid": pid, "version": version })).into_response()
+        }
+        Ok(Err(error)) => refuse(StatusCode::CONFLICT, &format!("no upgrade: {error}")),
         Err(error) => refuse(StatusCode::INTERNAL_SERVER_ERROR, &error.to_string()),
     }
 }

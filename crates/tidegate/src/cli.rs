@@ -92,6 +92,10 @@ enum Command {
     /// Stop accepting, finish what is in progress, and end.
     #[command(after_help = "Example:\n  tidegate drain")]
     Drain(ClientArgs),
+    /// Have the program that lies at its path now take the place of a running tidegate; nobody is refused meanwhile. On
+    /// an error the old one goes on.
+    #[command(after_help = "Example:\n  tidegate upgrade")]
+    Upgrade(ClientArgs),
     /// Look into the cache of a running tidegate, or remove from it.
     #[command(after_help = "Example:\n  tidegate cache purge 'http://example.org/news/*'")]
     Cache {
@@ -344,6 +348,7 @@ pub(crate) fn execute(cli: Cli) -> Result<(), Failure> {
         Command::Top { client: args, limit, once } => top::top(args.admin, limit, once, args.json),
         Command::Reload(args) => client::post(args.admin, "/api/reload", args.json),
         Command::Drain(args) => client::post(args.admin, "/api/drain", args.json),
+        Command::Upgrade(args) => client::upgrade(args.admin, args.json),
         Command::Cache { command } => match command {
             CacheCommand::List { client: args, limit } => client::cache_list(args.admin, limit, args.json),
             CacheCommand::Purge { client: args, pattern } => {

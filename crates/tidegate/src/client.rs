@@ -11,6 +11,8 @@ use crate::cli::{Failure, print};
 use crate::gate::{commands, view};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
+/// A new process reads a large cache first.
+const UPGRADE_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 
 /// `tidegate status`
 pub(crate) fn status(admin: SocketAddr, json: bool) -> Result<(), Failure> {
@@ -126,9 +128,19 @@ pub(crate) fn purge(admin: SocketAddr, pattern: &str, json: bool) -> Result<(), 
     post(admin, &format!("/api/cache/purge?pattern={}", percent_encode(pattern)), json)
 }
 
+/// `tidegate upgrade`
+pub(crate) fn upgrade(admin: SocketAddr, json: bool) -> Result<(), Failure> {
+    said(try_ask_within(UPGRADE_TIMEOUT, admin, "POST", "/api/upgrade", None), json)
+}
+
 /// Commands that change something and answer with a sentence.
 pub(crate) fn post(admin: SocketAddr, path: &str, json: bool) -> Result<(), Failure> {
-    let answer = match try_ask(admin, "POST", path, None) {
+    said(try_ask(admin, "POST", path, None), json)
+}
+
+/// Prints the sentence, and warnings.
+fn said(answer: Result<Value, AskError>, json: bool) -> Result<(), Failure> {
+    let answer = match answer {
         Ok(answer) => answer,
         Err(AskError::Refused(failure)) if json => {
             let error = failure.message.strip_prefix("error: ").unwrap_or(&failure.message);
@@ -172,9 +184,19 @@ pub(crate) fn send(admin: SocketAddr, path: &str, body: &Value) -> Result<Value,
 }
 
 fn try_ask(admin: SocketAddr, method: &str, path: &str, body: Option<&Value>) -> Result<Value, AskError> {
+    try_ask_within(TIMEOUT, admin, method, path, body)
+}
+
+fn try_ask_within(
+    timeout: Duration,
+    admin: SocketAddr,
+    method: &str,
+    path: &str,
+    body: Option<&Value>,
+) -> Result<Value, AskError> {
     let agent: ureq::Agent = ureq::Agent::config_builder()
         .http_status_as_error(false)
-        .timeout_global(Some(TIMEOUT))
+        .timeout_global(Some(timeout))
         .build()
         .into();
     let url = format!("http://{admin}{path}");

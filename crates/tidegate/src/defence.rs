@@ -41,6 +41,8 @@ struct Decided {
 #[derive(Debug)]
 pub(crate) struct Guard {
     defence: Arc<Defence>,
+    /// What challenges are made with.
+    key: [u8; 32],
     cores: usize,
     decided: Mutex<VecDeque<Decided>>,
     reopen: AtomicBool,
@@ -48,17 +50,34 @@ pub(crate) struct Guard {
 
 impl Guard {
     /// Builds the defence, unless it is off.
-    pub(crate) fn new(config: &config::Defence, cores: usize) -> io::Result<Option<Arc<Self>>> {
+    /// `key`: of the process before, so that whoever has passed a challenge need not pass it again.
+    pub(crate) fn new(
+        config: &config::Defence,
+        cores: usize,
+        key: Option<[u8; 32]>,
+    ) -> io::Result<Option<Arc<Self>>> {
         if !config.enabled {
             return Ok(None);
         }
         let mut seed = [0; 8];
-        let mut key = [0; 32];
-        for secret in [&mut seed[..], &mut key[..]] {
+        let mut new_key = [0; 32];
+        for secret in [&mut seed[..], &mut new_key[..]] {
             fill_random(secret)?;
         }
+        let key = key.unwrap_or(new_key);
         let defence = Arc::new(Defence::new(config.settings.clone(), u64::from_le_bytes(seed), key));
-        Ok(Some(Arc::new(Self { defence, cores, decided: Mutex::default(), reopen: AtomicBool::new(false) })))
+        Ok(Some(Arc::new(Self {
+            key,
+            defence,
+            cores,
+            decided: Mutex::default(),
+            reopen: AtomicBool::new(false),
+        })))
+    }
+
+    /// What challenges are made with.
+    pub(crate) fn key(&self) -> [u8; 32] {
+        self.key
     }
 
     pub(crate) fn defence(&self) -> &Arc<Defence> {

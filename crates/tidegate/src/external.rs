@@ -5,7 +5,7 @@ use std::io::{self, BufRead, BufReader, ErrorKind, Write};
 use std::net::IpAddr;
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -32,6 +32,28 @@ pub(crate) struct Hub {
     one_of: u32,
     /// Those connected, each until its [`Hub::obey`] has ended.
     listeners: Mutex<Vec<Arc<UnixStream>>>,
+}
+
+/// A socket that is listened on, and is to take the place of another process's.
+pub(crate) struct Door {
+    beside: PathBuf,
+    path: PathBuf,
+}
+
+impl Door {
+    /// Whoever connects from now on comes here.
+    pub(crate) fn open(&self) -> io::Result<()> {
+        std::fs::rename(&self.beside, &self.path)
+    }
+}
+
+/// As [`start`], beside the socket of the process before, which serves too.
+pub(crate) fn start_beside(path: &Path, one_of: u32, defence: &Arc<Defence>) -> io::Result<Door> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let door = Door { beside: beside.into(), path: path.to_owned() };
+    start(&door.beside, one_of, defence)?;
+    Ok(door)
 }
 
 /// Listens at `path`, which nobody but this user may connect to.

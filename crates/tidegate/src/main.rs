@@ -20,6 +20,7 @@ mod run;
 mod top;
 mod trickles;
 mod units;
+mod upgrade;
 
 use std::io::Write;
 use std::process::ExitCode;

@@ -34,6 +34,12 @@ pub(crate) fn reloading() {
     notify(&format!("RELOADING=1\nMONOTONIC_USEC={now_us}"));
 }
 
+/// Another process serves now, which speaks for the service from here on.
+pub(crate) fn handed_over(pid: u32) {
+    notify(&format!("MAINPID={pid}\nSTATUS=serving"));
+    IS_STOPPING.store(true, Ordering::SeqCst);
+}
+
 /// A drain has begun.
 pub(crate) fn stopping() {
     IS_STOPPING.store(true, Ordering::SeqCst);

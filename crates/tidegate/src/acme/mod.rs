@@ -90,6 +90,8 @@ pub(crate) struct Acme {
 #[derive(Default)]
 struct State {
     wanted: Option<Arc<Wanted>>,
+    /// Another process is to order.
+    is_paused: bool,
     names: BTreeMap<String, Name>,
 }
 
@@ -200,6 +202,13 @@ impl Acme {
         self.changed.notify_one();
     }
 
+    /// Orders nothing, and gives up what is under way, until told otherwise: two processes would order the same, and an
+    /// authority asks either of them for the proof.
+    pub(crate) fn pause(&self, is_paused: bool) {
+        self.state().is_paused = is_paused;
+        self.changed.notify_one();
+    }
+
     /// Shows clients the certificate that is kept for a name, if there is one.
     fn begin(&self, wanted: &Wanted, name: &str) -> Name {
         let kept = wanted.folder.certificate(name).map_err(|error| error.to_string());
@@ -237,11 +246,14 @@ impl Acme {
 
     /// Ends the orders that nobody wants any more.
     fn give_up_unwanted(&self, orders: &mut Orders) {
-        let state = self.state();
+        let mut state = self.state();
         orders.known.retain(|_, (name, from, task)| {
-            let is_wanted = state.wants(name, from);
+            let is_wanted = !state.is_paused && state.wants(name, from);
             if !is_wanted {
                 task.abort();
+                if let Some(entry) = state.names.get_mut(name) {
+                    entry.is_under_way = false;
+                }
             }
             is_wanted
         });
@@ -254,7 +266,7 @@ impl Acme {
     /// Begins as many orders as may be under way. Returns when to look again.
     fn order_what_is_due(self: &Arc<Self>, orders: &mut Orders) -> Duration {
         let mut state = self.state();
-        let Some(wanted) = state.wanted.clone() else { return LONGEST_SLEEP };
+        let Some(wanted) = state.wanted.clone().filter(|_| !state.is_paused) else { return LONGEST_SLEEP };
         let (clock, now) = (SystemTime::now(), Instant::now());
         let mut wake = LONGEST_SLEEP;
         for (name, entry) in state.names.iter_mut().filter(|(_, entry)| !entry.is_under_way) {

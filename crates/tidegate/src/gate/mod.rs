@@ -1,9 +1,11 @@
 //! Rules in force in front of this process's listeners: in kernel programs where they can be had, and in user space.
 
 pub(crate) mod commands;
+mod handover;
 pub(crate) mod view;
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread::JoinHandle;
@@ -18,6 +20,7 @@ use tidegate_gate::{
 };
 use tidegate_policy::{PortRange, RuleSet};
 
+pub(crate) use self::handover::Handed;
 use crate::config;
 
 /// Connections that the kernel completes and keeps for each priority class.
@@ -37,6 +40,8 @@ pub(crate) struct Gatekeeper {
     queues: Mutex<Vec<ListenQueue>>,
     /// Accept queues of the listener that has most of them, if another process holds its sockets.
     held: usize,
+    /// The block list's file and the kernel programs are another process's.
+    has_handed_over: AtomicBool,
 }
 
 /// Where a process listens.
@@ -73,10 +78,12 @@ pub(crate) struct Upkeep {
 }
 
 impl Gatekeeper {
-    /// Puts the rules in force. Gives sockets for the listeners where the kernel sorts connections by class.
+    /// Puts the rules in force. Gives sockets for the listeners where the kernel sorts connections by class. While the
+    /// process before serves too, they act in user space, on the sockets that it hands over.
     pub(crate) fn start(
         settings: &config::Gate,
         listeners: &[Listener],
+        handed: Option<Handed>,
     ) -> Result<(Arc<Self>, Vec<Vec<TcpListener>>), GateError> {
         let listen: Vec<SocketAddr> = listeners.iter().map(|listener| listener.address).collect();
         let ports = Ports::of(listeners, listen.iter().copied());
@@ -84,10 +91,16 @@ impl Gatekeeper {
         let rules = in_force(settings, &ports);
         let from_holder: Vec<Vec<TcpListener>> = listen.iter().map(|address| from_holder(*address)).collect();
         let held = from_holder.iter().map(Vec::len).max().unwrap_or_default();
-        let gate = attach(settings, &rules, listen, held > 0)?;
+        let gate = match &handed {
+            None => attach(settings, &rules, listen, held > 0)?,
+            Some(_) => Gate::user_space(&rules, &options(settings), "the process before has not let go yet")?,
+        };
         gate.blocks().set_lifetime(settings.block_for)?;
-        let (keeper, notes) = Keeper::start(&gate, &settings.blocks);
+        let (mut keeper, notes) = Keeper::start(&gate, &settings.blocks);
         log(notes);
+        if let Some(handed) = &handed {
+            log(keeper.take_over(&gate, &handed.blocks).into_iter().collect());
+        }
         // Nothing can be bound beside the sockets of a holder.
         let queues = if held > 0 { Vec::new() } else { sorted_by_kernel(&gate, &rules, listen) };
         let sockets: std::io::Result<Vec<Vec<TcpListener>>> = queues
@@ -99,6 +112,9 @@ impl Gatekeeper {
         if queues.is_empty() {
             sockets = from_holder;
         }
+        if let Some(handed) = handed.filter(|_| held == 0) {
+            sockets = handed.by_address(listen);
+        }
         let keeper = Self {
             gate: RwLock::new(Arc::new(gate)),
             keeper: Mutex::new(keeper),
@@ -107,6 +123,7 @@ impl Gatekeeper {
             pilot: Mutex::new(None),
             queues: Mutex::new(queues),
             held,
+            has_handed_over: AtomicBool::new(false),
         };
         Ok((Arc::new(keeper), sockets))
     }
@@ -232,6 +249,9 @@ impl Gatekeeper {
     }
 
     fn tick(&self) {
+        if self.has_handed_over.load(Ordering::Relaxed) {
+            return;
+        }
         let gate = self.gate();
         log_interfaces(&gate.look_at_interfaces());
         if gate.is_in_kernel() && !gate.is_attached() {
@@ -240,7 +260,8 @@ impl Gatekeeper {
             } else {
                 "the kernel programs were detached (`tidegate gate detach`)"
             };
-            match self.leave_the_kernel(&gate, why) {
+            let why = format!("{why}; restart to attach them again");
+            match self.leave_the_kernel(&gate, &why) {
                 Ok(()) => tracing::warn!("{why}: the rules act in user space now"),
                 Err(error) => tracing::error!(%error, "{why} and no rule acts"),
             }
@@ -252,8 +273,13 @@ impl Gatekeeper {
     fn leave_the_kernel(&self, before: &Gate, why: &str) -> Result<(), GateError> {
         let settings = self.settings();
         let rules = in_force(&settings, &lock(&self.ports));
-        let why = format!("{why}; restart to attach them again");
         let gate = Gate::user_space(&rules, &settings.options, why)?;
+        self.go_on_with(gate, before)
+    }
+
+    /// Another gate takes the place of this one, with the same blocks.
+    fn go_on_with(&self, gate: Gate, before: &Gate) -> Result<(), GateError> {
+        gate.blocks().set_lifetime(self.settings().block_for)?;
         gate.blocks().take_over(&before.blocks())?;
         *self.gate.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(gate);
         if lock(&self.pilot).is_some() {
@@ -340,6 +366,10 @@ fn in_force(settings: &config::Gate, ports: &Ports) -> RuleSet {
     rules
 }
 
+fn options(settings: &config::Gate) -> tidegate_gate::Options {
+    tidegate_gate::Options { for_server: true, ..settings.options }
+}
+
 /// `held`: the listeners' sockets come from another process.
 fn attach(
     settings: &config::Gate,
@@ -347,7 +377,7 @@ fn attach(
     listen: &[SocketAddr],
     held: bool,
 ) -> Result<Gate, GateError> {
-    let options = tidegate_gate::Options { for_server: true, ..settings.options };
+    let options = options(settings);
     let user_space = |why: &str| Gate::user_space(rules, &options, why);
     if !settings.is_configured {
         return user_space("no rule is configured that the kernel could enforce");

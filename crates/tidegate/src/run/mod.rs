@@ -6,15 +6,17 @@ mod signals;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
 
 use tidegate_accelerator::settings::{Listener, Protocol, Route, Settings, Target, Upstream};
-use tidegate_accelerator::{Engine, PlanError, StartError};
+use tidegate_accelerator::{Engine, Handover, PlanError, StartError};
 use tidegate_gate::GateError;
 use tidegate_store::StoreError;
+use tokio::sync::watch;
 
 use self::probe::probe_upstreams;
-pub(crate) use self::reload::Reloader;
+pub(crate) use self::reload::{Reloader, classes};
 use self::signals::Signals;
 pub(crate) use self::signals::end_signal;
 use crate::acme::{self, Acme};
@@ -24,16 +26,33 @@ use crate::defence::Guard;
 use crate::gate::{Gatekeeper, Ports};
 use crate::trickles::TricklesServices;
 use crate::units::ServerError;
+use crate::upgrade::{Inheritance, Predecessor, Program, Upgrader};
 use crate::{admin, config, external, notify, units};
 
 /// Connections to the admin server that the kernel completes and keeps.
 const ADMIN_BACKLOG: i32 = 128;
 
-/// Serves until a signal or the admin server ends it.
+/// Serves until a signal or the admin server ends it, or another process serves in the place of this one.
 pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     start_log(log);
     raise_descriptor_limit();
     use_small_pages();
+    let no_program = |error| Failure::runtime(format!("error: cannot find this program: {error}"));
+    let program = Program::of_this_process().map_err(no_program)?;
+    let mut predecessor = Predecessor::find().map_err(no_predecessor)?;
+    let served = serve(args, program, &mut predecessor);
+    if let (Err(failure), Some(predecessor)) = (&served, &predecessor) {
+        predecessor.fail(&failure.message);
+    }
+    served
+}
+
+fn no_predecessor(error: std::io::Error) -> Failure {
+    Failure::runtime(format!("error: cannot take the place of the process before: {error}"))
+}
+
+/// `predecessor`: the process before, until it has given its place up for good.
+fn serve(args: &RunArgs, program: Program, predecessor: &mut Option<Predecessor>) -> Result<(), Failure> {
     let no_signals = |error| Failure::runtime(format!("error: cannot watch for signals: {error}"));
     let starting = Signals::register().and_then(Signals::end_the_start).map_err(no_signals)?;
     let loaded = in_force(args)?;
@@ -44,36 +63,21 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         probe_upstreams(&loaded)?;
     }
     let no_admin = |error| Failure::runtime(format!("error: cannot start the admin server: {error}"));
-    let admin = admin::Prepared::new(listen_for_admin(&loaded)?).map_err(no_admin)?;
-    let http = loaded.settings.listeners.iter().filter(|listener| listener.protocol.is_http());
-    let listen: Vec<Listener> = http.cloned().collect();
-    let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
-    let (gatekeeper, sockets) = Gatekeeper::start(&loaded.gate, &listen).map_err(gate_failed)?;
-    let mut settings = loaded.settings.clone();
-    gatekeeper.guard(&mut settings, &loaded.gate.rules);
-    let no_guard = |error| Failure::runtime(format!("error: cannot start the defence: {error}"));
-    let guard = Guard::new(&loaded.defence, settings.workers.max(1)).map_err(no_guard)?;
-    let acme = Acme::new(loaded.acme.as_ref(), &settings).map_err(|error| {
-        Failure::runtime(loaded.places.say(&Subject::ACME_PATH, &error.to_string(), acme::PATH_HINT))
-    })?;
-    settings.issued = Arc::clone(acme.issued());
-    settings.defence = guard.as_ref().map(|guard| Arc::clone(guard.defence()) as _);
-    if let Some(guard) = &guard {
-        guard.start(loaded.defence.audit.clone(), Arc::clone(&gatekeeper)).map_err(no_guard)?;
-        if let Some((path, one_of)) = &loaded.defence.external {
-            external::start(path, *one_of, guard.defence()).map_err(no_guard)?;
-        }
-    }
-    if let Some(path) = settings.cache.path.as_ref().filter(|path| !path.exists()) {
-        tracing::info!("cache: {} is not there yet and is made", path.display());
-    }
-    let engine = Engine::start_on(settings, sockets, tidegate_accelerator::Handover::default())
-        .map_err(|error| Failure::runtime(start_error(&error, &loaded)))?;
+    let handed = predecessor.as_mut().and_then(|predecessor| predecessor.admin(loaded.admin.address));
+    let listener = handed.map_or_else(|| listen_for_admin(&loaded), Ok)?;
+    let admin_socket = (loaded.admin.address, listener.try_clone().map_err(no_admin)?);
+    let admin = admin::Prepared::new(listener).map_err(no_admin)?;
+    let inheritance = predecessor.as_mut().map(Predecessor::inherit).transpose().map_err(no_predecessor)?;
+    let Started { engine, gatekeeper, guard, door, acme, trickles } = start(&loaded, inheritance)?;
     let signals = starting.into_signals().map_err(no_signals)?;
-    let trickles = TricklesServices::start(&loaded, engine.inside())?;
-    let ports = Ports::of(&loaded.settings.listeners, engine.listen_addresses());
-    gatekeeper.set_ports(ports).map_err(gate_failed)?;
-    gatekeeper.start_watching().map_err(gate_failed)?;
+    let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
+    if let Some(predecessor) = predecessor {
+        let blocks = predecessor.relieve(&engine).map_err(no_predecessor)?;
+        engine.store_again();
+        let classes = classes(&engine).map_err(no_predecessor)?;
+        gatekeeper.attach(&classes, Some(&blocks)).map_err(gate_failed)?;
+        door.map_or(Ok(()), |door| door.open()).map_err(no_predecessor)?;
+    }
     let upkeep = gatekeeper
         .look_after(&engine)
         .map_err(|error| Failure::runtime(format!("error: cannot look after the gate: {error}")))?;
@@ -89,15 +93,90 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
         guard,
         acme,
         one_at_a_time: Mutex::default(),
+        is_over: AtomicBool::new(false),
     });
-    admin::spawn(admin, engine.clone(), Arc::clone(&reloader), gatekeeper).map_err(no_admin)?;
-    signals.obey(engine.clone(), Arc::clone(&reloader)).map_err(no_signals)?;
+    let (close_admin, closed) = watch::channel(false);
+    let has_predecessor = Arc::new(AtomicBool::new(false));
+    let upgrader = Upgrader::new(
+        program,
+        Arc::clone(&reloader),
+        admin_socket,
+        close_admin,
+        Arc::clone(&has_predecessor),
+    );
+    let admin =
+        admin::spawn(admin, engine.clone(), Arc::clone(&reloader), gatekeeper, Arc::clone(&upgrader), closed)
+            .map_err(no_admin)?;
+    signals.obey(engine.clone(), Arc::clone(&reloader), &upgrader).map_err(no_signals)?;
+    if let Some(predecessor) = predecessor.take() {
+        predecessor.succeed(engine.clone(), has_predecessor).map_err(no_predecessor)?;
+        reloader.trickles.start_rest(&reloader.started);
+    }
     notify::ready("serving");
     engine.wait();
     reloader.trickles.stop();
     drop(upkeep);
+    upgrader.end();
+    if upgrader.has_handed_over() {
+        // Whoever asked for the upgrade gets the answer; a panic there has been printed.
+        let _ = admin.join();
+    }
     tracing::info!("stopped");
     Ok(())
+}
+
+/// What serves clients.
+struct Started {
+    engine: Engine,
+    gatekeeper: Arc<Gatekeeper>,
+    guard: Option<Arc<Guard>>,
+    /// Of classifiers of their own, which is to take the place of another process's.
+    door: Option<external::Door>,
+    acme: Arc<Acme>,
+    trickles: TricklesServices,
+}
+
+/// Starts everything that serves clients, on what the process before has left to this one.
+fn start(loaded: &Loaded, inheritance: Option<Inheritance>) -> Result<Started, Failure> {
+    let (handover, handed_gate, handed_trickles, challenge_key) = match inheritance {
+        Some(left) => (left.engine, Some(left.gate), Some(left.trickles), left.challenge_key),
+        None => (Handover::default(), None, None, None),
+    };
+    let is_heir = handed_gate.is_some();
+    let http = loaded.settings.listeners.iter().filter(|listener| listener.protocol.is_http());
+    let listen: Vec<Listener> = http.cloned().collect();
+    let gate_failed = |error: GateError| Failure::runtime(format!("error: {error}"));
+    let (gatekeeper, sockets) = Gatekeeper::start(&loaded.gate, &listen, handed_gate).map_err(gate_failed)?;
+    let mut settings = loaded.settings.clone();
+    gatekeeper.guard(&mut settings, &loaded.gate.rules);
+    let no_guard = |error| Failure::runtime(format!("error: cannot start the defence: {error}"));
+    let guard = Guard::new(&loaded.defence, settings.workers.max(1), challenge_key).map_err(no_guard)?;
+    let acme = Acme::new(loaded.acme.as_ref(), &settings).map_err(|error| {
+        Failure::runtime(loaded.places.say(&Subject::ACME_PATH, &error.to_string(), acme::PATH_HINT))
+    })?;
+    settings.issued = Arc::clone(acme.issued());
+    settings.defence = guard.as_ref().map(|guard| Arc::clone(guard.defence()) as _);
+    let mut door = None;
+    if let Some(guard) = &guard {
+        guard.start(loaded.defence.audit.clone(), Arc::clone(&gatekeeper)).map_err(no_guard)?;
+        if let Some((path, one_of)) = &loaded.defence.external {
+            if is_heir {
+                door = Some(external::start_beside(path, *one_of, guard.defence()).map_err(no_guard)?);
+            } else {
+                external::start(path, *one_of, guard.defence()).map_err(no_guard)?;
+            }
+        }
+    }
+    if let Some(path) = settings.cache.path.as_ref().filter(|path| !path.exists()) {
+        tracing::info!("cache: {} is not there yet and is made", path.display());
+    }
+    let engine = Engine::start_on(settings, sockets, handover)
+        .map_err(|error| Failure::runtime(start_error(&error, loaded)))?;
+    let trickles = TricklesServices::start(loaded, engine.inside(), handed_trickles)?;
+    let ports = Ports::of(&loaded.settings.listeners, engine.listen_addresses());
+    gatekeeper.set_ports(ports).map_err(gate_failed)?;
+    gatekeeper.start_watching().map_err(gate_failed)?;
+    Ok(Started { engine, gatekeeper, guard, door, acme, trickles })
 }
 
 /// Listens on the address; one that stands for every address of the host takes IPv4 too.

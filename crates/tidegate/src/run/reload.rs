@@ -1,9 +1,11 @@
 //! What a running process takes from its configuration file anew.
 
+use std::net::{SocketAddr, TcpListener};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use tidegate_accelerator::Engine;
+use tidegate_accelerator::{Engine, Whose};
 
 use super::probe::unreachable_upstreams;
 use super::{in_force, listening, setting_error};
@@ -30,6 +32,21 @@ pub(crate) struct Reloader {
     /// Reloads come by a signal and from the admin server; of two at once one would put in force what the other
     /// replaces.
     pub(super) one_at_a_time: Mutex<()>,
+    /// Another process serves.
+    pub(super) is_over: AtomicBool,
+}
+
+/// Of each HTTP listener the sockets of its priority classes; none where it has one for each data core.
+pub(crate) fn classes(engine: &Engine) -> std::io::Result<Vec<(SocketAddr, Vec<TcpListener>)>> {
+    let listening = engine.listening()?.into_iter().filter(|listening| listening.whose != Whose::Dhttp);
+    let by_class = listening.map(|listening| {
+        let sockets = match listening.whose {
+            Whose::Classes => listening.sockets.into_iter().map(TcpListener::from).collect(),
+            Whose::Cores | Whose::Dhttp => Vec::new(),
+        };
+        (listening.address, sockets)
+    });
+    Ok(by_class.collect())
 }
 
 impl Reloader {
@@ -41,6 +58,24 @@ impl Reloader {
     /// Where the engine listens, as URLs. Listeners stay what they were at the start.
     pub(crate) fn listeners(&self) -> impl Iterator<Item = String> {
         listening(&self.engine, &self.started.settings)
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.engine
+    }
+
+    pub(crate) fn gatekeeper(&self) -> &Gatekeeper {
+        &self.gatekeeper
+    }
+
+    /// Keeps reloads waiting for as long as the result lives.
+    pub(crate) fn turn(&self) -> MutexGuard<'_, ()> {
+        self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reloads are refused from now on.
+    pub(crate) fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
     }
 
     /// Opens the access log and the audit file anew, as after they were renamed.
@@ -78,7 +113,10 @@ impl Reloader {
 
     /// All of the file comes into force or, with the reason as the error, nothing. Returns its warnings.
     pub(crate) fn reload(&self) -> Result<Vec<Finding>, String> {
-        let _turn = self.one_at_a_time.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.turn();
+        if self.is_over.load(Ordering::SeqCst) {
+            return Err("another process has taken the place of this one".into());
+        }
         notify::reloading();
         let result = self.read_and_apply();
         match &result {

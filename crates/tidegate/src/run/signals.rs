@@ -8,6 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::Reloader;
 use crate::notify;
+use crate::upgrade::Upgrader;
 
 /// A second signal to end that comes sooner than this is taken for the first one: a terminal and a script send both.
 const SECOND_SIGNAL_AFTER: Duration = Duration::from_secs(1);
@@ -31,6 +32,7 @@ pub(super) struct Signals {
     interrupt: Signal,
     hangup: Signal,
     reopen: Signal,
+    upgrade: Signal,
 }
 
 impl Signals {
@@ -41,14 +43,15 @@ impl Signals {
         let interrupt = signal(SignalKind::interrupt())?;
         let hangup = signal(SignalKind::hangup())?;
         let reopen = signal(SignalKind::user_defined1())?;
+        let upgrade = signal(SignalKind::user_defined2())?;
         drop(guard);
-        Ok(Self { runtime, terminate, interrupt, hangup, reopen })
+        Ok(Self { runtime, terminate, interrupt, hangup, reopen, upgrade })
     }
 
     /// Until clients are served, SIGTERM and SIGINT end the program at once: a start may wait for servers, and a large
     /// cache takes long to prepare. The other signals wait.
     pub(super) fn end_the_start(self) -> std::io::Result<Starting> {
-        let Self { runtime, mut terminate, mut interrupt, hangup, reopen } = self;
+        let Self { runtime, mut terminate, mut interrupt, hangup, reopen, upgrade } = self;
         let (serving, is_serving) = tokio::sync::oneshot::channel();
         let thread = std::thread::Builder::new().name("signals".into()).spawn(move || {
             runtime.block_on(async {
@@ -62,16 +65,22 @@ impl Signals {
                 tracing::info!("stopped before any client was served");
                 std::process::exit(0);
             });
-            Self { runtime, terminate, interrupt, hangup, reopen }
+            Self { runtime, terminate, interrupt, hangup, reopen, upgrade }
         })?;
         Ok(Starting { serving, thread })
     }
 
     /// SIGTERM and SIGINT drain, a second one ends at once; SIGHUP reads the configuration again and opens the logs
-    /// anew; SIGUSR1 does only the latter.
-    pub(super) fn obey(self, engine: Engine, reloader: Arc<Reloader>) -> std::io::Result<()> {
-        let Self { runtime, mut terminate, mut interrupt, mut hangup, mut reopen } = self;
+    /// anew; SIGUSR1 does only the latter; SIGUSR2 has the program that lies there now take this one's place.
+    pub(super) fn obey(
+        self,
+        engine: Engine,
+        reloader: Arc<Reloader>,
+        upgrader: &Arc<Upgrader>,
+    ) -> std::io::Result<()> {
+        let Self { runtime, mut terminate, mut interrupt, mut hangup, mut reopen, upgrade: mut asked } = self;
         let reload = reloader.spawn()?;
+        let upgrade = upgrader.spawn()?;
         std::thread::Builder::new().name("signals".into()).spawn(move || {
             runtime.block_on(async move {
                 let mut draining: Option<Instant> = None;
@@ -88,6 +97,11 @@ impl Signals {
                             reloader.reopen_logs();
                             // Full: one that has not begun yet reads the file as it is now.
                             let _ = reload.try_send(());
+                            continue;
+                        }
+                        _ = asked.recv() => {
+                            // Full: one is under way, and another would be refused.
+                            let _ = upgrade.try_send(());
                             continue;
                         }
                     }

@@ -7,8 +7,9 @@ mod outgoing;
 mod streams;
 
 use std::io::{self, Read};
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use nix::ifaddrs::InterfaceAddress;
@@ -17,6 +18,7 @@ use tidegate_accelerator::{Inside, content_type};
 use tidegate_core::metrics::{Kind, Sample};
 use tidegate_trickles::http::{Asked, HttpService, Lost, Missing, Part, Resource, Site, StaticRoot};
 use tidegate_trickles::keys::{KeyFileError, KeyRing};
+use tidegate_trickles::mac::Block;
 use tidegate_trickles::server::{Config, Wait};
 use tidegate_trickles::tcp::PacketSource;
 use tidegate_trickles::udp::{Format, UdpService, least_mtu, random_block};
@@ -63,45 +65,124 @@ pub(crate) struct TricklesListener {
 
 /// The running listeners.
 pub(crate) struct TricklesServices {
-    services: Vec<(UdpService, Option<PathBuf>)>,
+    services: RwLock<Vec<Running>>,
     /// The routes in force; every thread opens them for itself.
     routes: watch::Sender<Vec<Route>>,
     inside: Inside,
 }
 
+/// A running listener.
+struct Running {
+    service: Arc<UdpService>,
+    /// As it was configured.
+    listen: SocketAddr,
+    keys: Keys,
+}
+
+/// Where the keys of a listener come from.
+#[derive(Clone)]
+enum Keys {
+    File(PathBuf),
+    /// Made at the start: another process that is to go on with transfers needs it.
+    Made(Block),
+}
+
+/// A listener as the process before hands it over.
+#[derive(Debug)]
+pub(crate) struct HandedListener {
+    /// As it was configured.
+    pub listen: SocketAddr,
+    pub sockets: Vec<UdpSocket>,
+    /// What its keys are made of, if not of a file.
+    pub made_of: Option<Block>,
+}
+
 /// What a reload puts in force once nothing can fail any more.
 pub(crate) struct Renewal<'s> {
     services: &'s TricklesServices,
-    rings: Vec<(&'s UdpService, KeyRing)>,
+    rings: Vec<(Arc<UdpService>, KeyRing)>,
     routes: Vec<Route>,
 }
 
 impl TricklesServices {
-    /// Starts every listener.
-    pub(crate) fn start(loaded: &Loaded, inside: &Inside) -> Result<Self, Failure> {
-        let mut services = Vec::new();
-        let (routes, in_force) = watch::channel(loaded.settings.routes.clone());
+    /// Starts every listener. `handed`: those of the process before, which serves too; in the format of TCP only one
+    /// process can serve, so that such listeners are left to [`Self::start_rest`].
+    pub(crate) fn start(
+        loaded: &Loaded,
+        inside: &Inside,
+        handed: Option<Vec<HandedListener>>,
+    ) -> Result<Self, Failure> {
+        let routes = watch::Sender::new(loaded.settings.routes.clone());
+        let services = Self { services: RwLock::default(), routes, inside: inside.clone() };
+        let is_heir = handed.is_some();
+        let mut handed = handed.unwrap_or_default();
         for listener in &loaded.trickles {
-            let service = start(listener, &loaded.settings, &in_force, inside).map_err(|obstacle| {
-                let message =
-                    format!("cannot serve Trickles on {}: {}", listener.listen.written, obstacle.what);
-                let place = Subject::Trickles(listener.listen.address, obstacle.key);
-                Failure::runtime(loaded.places.say(&place, &message, obstacle.hint))
-            })?;
-            services.push((service, listener.keys.clone()));
+            if is_heir && listener.format == Format::Tcp {
+                continue;
+            }
+            let at = handed.iter().position(|handed| handed.listen == listener.listen.address);
+            services.start_one(listener, loaded, at.map(|at| handed.swap_remove(at)))?;
         }
-        Ok(Self { services, routes, inside: inside.clone() })
+        Ok(services)
+    }
+
+    /// The process before has stopped serving: starts what only one process can serve.
+    pub(crate) fn start_rest(&self, loaded: &Loaded) {
+        for listener in loaded.trickles.iter().filter(|listener| listener.format == Format::Tcp) {
+            if let Err(failure) = self.start_one(listener, loaded, None) {
+                tracing::error!("{}", failure.message);
+            }
+        }
+    }
+
+    fn start_one(
+        &self,
+        listener: &TricklesListener,
+        loaded: &Loaded,
+        handed: Option<HandedListener>,
+    ) -> Result<(), Failure> {
+        let in_force = self.routes.subscribe();
+        let started = start(listener, &loaded.settings, &in_force, &self.inside, handed);
+        let (service, keys) = started.map_err(|obstacle| {
+            let message = format!("cannot serve Trickles on {}: {}", listener.listen.written, obstacle.what);
+            let place = Subject::Trickles(listener.listen.address, obstacle.key);
+            Failure::runtime(loaded.places.say(&place, &message, obstacle.hint))
+        })?;
+        let running = Running { service: Arc::new(service), listen: listener.listen.address, keys };
+        self.services.write().unwrap_or_else(PoisonError::into_inner).push(running);
+        Ok(())
+    }
+
+    fn services(&self) -> RwLockReadGuard<'_, Vec<Running>> {
+        self.services.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What another process needs to answer in the place of this one.
+    pub(crate) fn hand_over(&self) -> io::Result<Vec<HandedListener>> {
+        let handed = |running: &Running| {
+            let made_of = match &running.keys {
+                Keys::File(_) => None,
+                Keys::Made(block) => Some(*block),
+            };
+            let sockets = running.service.sockets()?;
+            Ok(HandedListener { listen: running.listen, sockets, made_of })
+        };
+        self.services().iter().map(handed).collect()
     }
 
     /// Reads the key files again, and looks whether the routes can be served.
     pub(crate) fn renew(&self, routes: &[Route]) -> Result<Renewal<'_>, String> {
         let mut rings = Vec::new();
-        if !self.services.is_empty() {
+        let services = self.services();
+        if !services.is_empty() {
             open_sites(routes)?;
         }
-        for (service, path) in &self.services {
-            if let Some(path) = path {
-                rings.push((service, read_keys(path).map_err(|error| error.to_string())?));
+        for running in services.iter() {
+            if let Keys::File(path) = &running.keys {
+                rings.push((
+                    Arc::clone(&running.service),
+                    read_keys(path).map_err(|error| error.to_string())?,
+                ));
                 if let Some(warning) = key_file_is_open(path) {
                     tracing::warn!("{warning}: {KEY_FILE_MODE}");
                 }
@@ -112,15 +193,14 @@ impl TricklesServices {
 
     /// Ends every listener. Transfers need not: nobody misses them while another replica runs.
     pub(crate) fn stop(&self) {
-        for (service, _) in &self.services {
-            service.stop();
-        }
+        self.services().iter().for_each(|running| running.service.stop());
     }
 
     /// Every metric, summed over threads and listeners; nothing where there is no listener.
     pub(crate) fn samples(&self) -> Vec<Sample> {
         let mut sum: Vec<Sample> = Vec::new();
-        for counters in self.services.iter().flat_map(|(service, _)| service.counters()) {
+        let services = self.services();
+        for counters in services.iter().flat_map(|running| running.service.counters()) {
             let samples = counters.samples();
             if sum.is_empty() {
                 sum = samples;
@@ -142,9 +222,10 @@ impl TricklesServices {
     }
 
     /// Where the listeners are, as URLs, and their keys for encryption.
-    pub(crate) fn listeners(&self) -> impl Iterator<Item = (String, String)> {
+    pub(crate) fn listeners(&self) -> Vec<(String, String)> {
         let url = |service: &UdpService| format!("trickles://{}", service.local_addr());
-        self.services.iter().map(move |(service, _)| (url(service), hexadecimal(service)))
+        let services = self.services();
+        services.iter().map(|running| (url(&running.service), hexadecimal(&running.service))).collect()
     }
 }
 
@@ -155,7 +236,7 @@ impl Renewal<'_> {
             let before = service.public_key();
             service.set_keys(keys);
             if service.public_key() != before {
-                say_key(service);
+                say_key(&service);
             }
         }
         self.services.routes.send_if_modified(|routes| {
@@ -184,10 +265,12 @@ fn start(
     settings: &Settings,
     routes: &watch::Receiver<Vec<Route>>,
     inside: &Inside,
-) -> Result<UdpService, Obstacle> {
+    handed: Option<HandedListener>,
+) -> Result<(UdpService, Keys), Obstacle> {
     let (address, written) = (listener.listen.address, &listener.listen.written);
     wide_enough(listener)?;
-    let keys = match &listener.keys {
+    let (sockets, made_of) = handed.map_or((None, None), |handed| (Some(handed.sockets), handed.made_of));
+    let (keys, whence) = match &listener.keys {
         Some(path) => {
             let keys = read_keys(path).map_err(|error| Obstacle {
                 hint: KEY_FILE_HINT,
@@ -196,13 +279,15 @@ fn start(
             if let Some(warning) = key_file_is_open(path) {
                 tracing::warn!("listen {written}: {warning}: {KEY_FILE_MODE}");
             }
-            keys
+            (keys, Keys::File(path.clone()))
         }
         None => {
             tracing::warn!(
                 "listen {written}: no keys: transfers end with this process, and no replica can go on with them"
             );
-            KeyRing::new(0, &random_block().map_err(|error| Obstacle::at(TricklesKey::Address, error))?)
+            let made = made_of.map_or_else(random_block, Ok);
+            let block = made.map_err(|error| Obstacle::at(TricklesKey::Address, error))?;
+            (KeyRing::new(0, &block), Keys::Made(block))
         }
     };
     let config = Config {
@@ -216,10 +301,18 @@ fn start(
     let sites = RoutedSites::open(routes.clone(), &inner)
         .map_err(|error| Obstacle::at(TricklesKey::Address, error))?;
     let service = match listener.format {
-        Format::Udp => UdpService::start(address, settings.workers, &config, keys, || {
-            let sites = RoutedSites::open(routes.clone(), &inner).map_err(io::Error::other)?;
-            Ok(HttpService::new(sites, now_s))
-        })
+        Format::Udp => {
+            let site = || {
+                let sites = RoutedSites::open(routes.clone(), &inner).map_err(io::Error::other)?;
+                Ok(HttpService::new(sites, now_s))
+            };
+            match sockets {
+                Some(sockets) => {
+                    UdpService::start_on(sockets, address, settings.workers, &config, keys, site)
+                }
+                None => UdpService::start(address, settings.workers, &config, keys, site),
+            }
+        }
         .map_err(|error| Obstacle {
             hint: address_hint(error.kind()),
             ..Obstacle::at(TricklesKey::Address, error)
@@ -235,7 +328,7 @@ fn start(
     }?;
     say_key(&service);
     tracing::info!("listening on trickles://{}", service.local_addr());
-    Ok(service)
+    Ok((service, whence))
 }
 
 /// Tells what clients may pin.
