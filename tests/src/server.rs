@@ -3,10 +3,12 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::net::SocketAddr;
+use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::process::{Command, ExitStatus, Output, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, getpid, kill_process, set_child_subreaper, waitpid};
 use tempfile::TempDir;
 
 use crate::{Client, Origin, Response, eventually, free_port};
@@ -19,6 +21,7 @@ pub struct Builder {
     limits: String,
     top: String,
     tables: String,
+    has_own_program: bool,
 }
 
 impl Builder {
@@ -76,6 +79,13 @@ impl Builder {
         self
     }
 
+    /// Has the binary lie in the test's directory, where another one can take its place.
+    #[must_use]
+    pub fn own_program(mut self) -> Self {
+        self.has_own_program = true;
+        self
+    }
+
     /// Starts tidegate and waits until it listens. `@DIR@` in the configuration is the test's directory.
     pub fn start(self) -> Tidegate {
         let directory = tempfile::tempdir().unwrap();
@@ -85,7 +95,16 @@ impl Builder {
             "{}\n[[listen]]\naddress = \"{address}\"\n[admin]\naddress = \"{admin}\"\n[cache]\n{memory}{}[limits]\n{}\n{}\n{}",
             self.top, self.cache, self.limits, self.tables, self.routes
         );
-        let mut tidegate = Tidegate { directory, address, admin, child: None };
+        let mut program = Tidegate::binary();
+        if self.has_own_program {
+            program = directory.path().join("tidegate");
+            // It is replaced, never changed.
+            let linked = std::fs::hard_link(Tidegate::binary(), &program);
+            linked.or_else(|_| std::fs::copy(Tidegate::binary(), &program).map(drop)).unwrap();
+            // A process that takes its place is this one's child when it has ended.
+            set_child_subreaper(Some(getpid())).unwrap();
+        }
+        let mut tidegate = Tidegate { directory, program, address, admin, process: None };
         tidegate.write_config(&text);
         tidegate.start();
         tidegate
@@ -95,9 +114,10 @@ impl Builder {
 /// A running tidegate; it is killed with the value.
 pub struct Tidegate {
     directory: TempDir,
+    program: PathBuf,
     address: SocketAddr,
     admin: SocketAddr,
-    child: Option<Child>,
+    process: Option<Pid>,
 }
 
 impl Tidegate {
@@ -162,11 +182,15 @@ impl Tidegate {
     ///
     /// # Panics
     /// When it ends instead; its output is printed.
+    #[expect(
+        clippy::zombie_processes,
+        reason = "it is waited for by its number, as those that take its place are"
+    )]
     pub fn start(&mut self) {
-        assert!(self.child.is_none(), "it runs already");
+        assert!(self.process.is_none(), "it runs already");
         let log =
             File::options().create(true).append(true).open(self.directory().join("output.txt")).unwrap();
-        let child = Command::new(Self::binary())
+        let child = Command::new(&self.program)
             .args(["run", "--allow-unreachable"])
             .arg("--config")
             .arg(self.config())
@@ -175,9 +199,9 @@ impl Tidegate {
             .stderr(log)
             .spawn()
             .unwrap();
-        self.child = Some(child);
+        self.process = Some(Pid::from_child(&child));
         eventually("tidegate listens", || {
-            let ended = self.child.as_mut().unwrap().try_wait().unwrap();
+            let ended = self.try_wait();
             assert!(ended.is_none(), "tidegate ended with {ended:?}:\n{}", self.output());
             // The admin listener comes last: once it answers, all is there.
             Client::try_connect(self.admin).and_then(|_| Client::try_connect(self.address)).ok()
@@ -186,7 +210,38 @@ impl Tidegate {
 
     /// Its process id.
     pub fn pid(&self) -> u32 {
-        self.child.as_ref().expect("it runs").id()
+        self.process.expect("it runs").as_raw_nonzero().get() as u32
+    }
+
+    /// Puts another program in the place of the one that it was started from; `None`: that one again.
+    pub fn replace_program(&self, script: Option<&str>) {
+        let beside = self.directory().join("tidegate.new");
+        match script {
+            Some(script) => {
+                let mut file =
+                    File::options().write(true).create_new(true).mode(0o755).open(&beside).unwrap();
+                std::io::Write::write_all(&mut file, script.as_bytes()).unwrap();
+            }
+            None => {
+                let linked = std::fs::hard_link(Self::binary(), &beside);
+                linked.or_else(|_| std::fs::copy(Self::binary(), &beside).map(drop)).unwrap();
+            }
+        }
+        std::fs::rename(&beside, &self.program).unwrap();
+    }
+
+    /// Another process has taken the place of this one, which ends: everything is about that one from now on.
+    pub fn follow(&mut self, pid: u32) -> ExitStatus {
+        let status = self.wait();
+        self.process = Pid::from_raw(pid as i32);
+        status
+    }
+
+    /// How it has ended, if it has.
+    pub fn try_wait(&mut self) -> Option<ExitStatus> {
+        let (_, status) = waitpid(self.process, WaitOptions::NOHANG).unwrap()?;
+        self.process = None;
+        Some(ExitStatus::from_raw(status.as_raw()))
     }
 
     /// Sends a signal.
@@ -223,10 +278,8 @@ impl Tidegate {
 
     /// Waits until it has ended.
     pub fn wait(&mut self) -> ExitStatus {
-        let status =
-            eventually("tidegate ends", || self.child.as_mut().expect("it runs").try_wait().unwrap());
-        self.child = None;
-        status
+        assert!(self.process.is_some(), "it runs");
+        eventually("tidegate ends", || self.try_wait())
     }
 
     /// Connects a client.
@@ -319,9 +372,9 @@ impl Tidegate {
 
 impl Drop for Tidegate {
     fn drop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            let _ = child.kill();
-            let _ = child.wait();
+        if let Some(process) = self.process.take() {
+            let _ = kill_process(process, Signal::KILL);
+            let _ = waitpid(Some(process), WaitOptions::empty());
         }
         if std::thread::panicking() {
             eprintln!("--- tidegate's output ---\n{}", self.output());

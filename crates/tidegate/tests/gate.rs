@@ -388,6 +388,59 @@ fn rules_of_a_server_act_in_the_kernel_and_in_user_space_when_that_is_taken_away
     drop((server, other));
 }
 
+/// A process that was started by another one.
+struct Successor(rustix::process::Pid);
+
+impl Drop for Successor {
+    fn drop(&mut self) {
+        use rustix::process::{Signal, WaitOptions, kill_process, waitpid};
+        // One that has ended is what is wanted.
+        let _ = kill_process(self.0, Signal::KILL);
+        let _ = waitpid(Some(self.0), WaitOptions::empty());
+    }
+}
+
+#[test]
+fn upgraded_server_has_its_rules_blocks_and_queues_in_the_kernel_again() {
+    needs_root();
+    let pair = Pair::new();
+    let folder = Folder::with("file", "x");
+    let rules = RULES.replace("ROOT", &folder.name(""));
+    std::fs::write(folder.path("t.toml"), &rules).unwrap();
+    let to: SocketAddr = format!("{SERVER4}:8080").parse().unwrap();
+    // The new process is this one's child when the old one has ended.
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid())).unwrap();
+    let mut server = spawn(&["run", "--config", &folder.name("t.toml"), "--workers", "2"]);
+    let in_kernel = || gates().into_iter().find(|gate| gate["mechanism"] == "kernel");
+    eventually("it serves", in_kernel);
+    json(&["block", "add", "10.77.0.5", "--reason", "guessing", "--json"]);
+    let asked = |host: u8| pair.client.run(|| ask(&format!("10.77.0.{host}:0"), to, &[&get("/file")]));
+    let ok = "HTTP/1.1 200 OK";
+    assert_eq!(asked(2), [ok]);
+
+    // One that fails changes nothing in the kernel.
+    std::fs::write(folder.path("t.toml"), "nonsense = 1\n").unwrap();
+    assert!(error(&["upgrade"]).contains("nonsense"));
+    let shown = in_kernel().unwrap();
+    assert!(shown["classes"][0].as_str().unwrap().contains("steered by the kernel"), "{shown}");
+    assert!(attached() && !pair.client.run(|| is_answered("10.77.0.5:0", to)));
+
+    std::fs::write(folder.path("t.toml"), &rules).unwrap();
+    let pid = json(&["upgrade", "--json"])["pid"].as_i64().unwrap();
+    let _new = Successor(rustix::process::Pid::from_raw(i32::try_from(pid).unwrap()).unwrap());
+    assert!(server.0.wait().unwrap().success());
+    let shown = eventually("the new one is attached", in_kernel);
+    assert!(attached());
+    assert_eq!(shown["interfaces"][0], "gate0", "{shown}");
+    assert!(shown["classes"][0].as_str().unwrap().contains("steered by the kernel"), "{shown}");
+    assert!(!pair.client.run(|| is_answered("10.77.0.5:0", to)));
+    let list = json(&["block", "list", "--json"]);
+    assert_eq!(list[0]["reason"], "guessing", "{list}");
+    assert_eq!(asked(2), [ok]);
+    let shown = in_kernel().unwrap();
+    assert!(shown["totals"]["gate_steered_total"].as_u64() >= Some(1), "{shown}");
+}
+
 #[test]
 fn each_request_costs_one_token_whatever_connection_brings_it() {
     needs_root();
