@@ -1,6 +1,7 @@
 //! `tidegate upgrade` and SIGUSR2: another process takes the place of the one that runs, and no client notices.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output, Stdio};
@@ -228,6 +229,52 @@ fn slow_download_over_an_upgrade_arrives_whole_while_its_space_is_wanted() {
         assert_eq!(tidegate.get(&target).body, body_of(&target));
     }
     assert!(!tidegate.get("/large").is_hit());
+}
+
+#[test]
+fn response_that_several_read_while_it_comes_arrives_whole_over_an_upgrade() {
+    let body = content(3, 3 << 20);
+    let (door, sent) = (Gate::default(), body.clone());
+    let held = door.clone();
+    let origin = Origin::start(move |request| {
+        if request.target != "/coming" {
+            return Reply::cacheable(body_of(&request.target));
+        }
+        let (held, sent) = (held.clone(), sent.clone());
+        Reply::script(move |stream| {
+            let head = format!(
+                "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nContent-Length: {}\r\n\r\n",
+                sent.len()
+            );
+            let (first, second) = sent.split_at(sent.len() / 3);
+            stream.write_all(head.as_bytes())?;
+            stream.write_all(first)?;
+            held.pass();
+            stream.write_all(second)
+        })
+    });
+    let mut tidegate = builder(&origin).start();
+    let mut readers: Vec<(Client, Vec<u8>)> = Vec::new();
+    for _ in 0..3 {
+        let mut client = tidegate.connect();
+        client.send("GET /coming HTTP/1.1\r\nHost: example.org\r\n\r\n");
+        assert_eq!(client.head().0, 200);
+        let begun = client.read_bytes(100_000);
+        readers.push((client, begun));
+    }
+    assert_eq!(origin.count(), 1, "they do not read along");
+    let answer = tidegate.command(&["upgrade", "--json"]);
+    assert!(answer.status.success(), "{answer:?}");
+    door.open();
+    for (client, begun) in &mut readers {
+        begun.extend(client.read_bytes(body.len() - begun.len()));
+        assert!(*begun == body, "not what the origin sent");
+    }
+    let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!(tidegate.follow(answer["pid"].as_u64().unwrap() as u32).code(), Some(0));
+    is_alone(&tidegate);
+    tidegate.get("/a");
+    is_in_force(&tidegate, "/a", "/b");
 }
 
 #[test]

@@ -77,8 +77,8 @@ impl Inner {
         if core.frozen || core.space.has_quarantine() {
             return Err(StoreError::StillRead);
         }
-        // Half of it for the new process, and half for what is being written here.
-        let half = core.space.free_granules().min(room) / 2;
+        // Half of what is free for the new process, and half for what is being written here.
+        let half = core.space.free_granules() / 2;
         let bits = core.space.share(&self.arena, half);
         self.shared.store(true, Relaxed);
         core.frozen = true;
