@@ -1,8 +1,10 @@
 //! The admin server: metrics, status, cache and the dashboard, on a thread of its own, never on a data core.
 
+mod connections;
+
 use std::fmt::Write;
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -14,8 +16,6 @@ use axum::middleware::{self, Next};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::service::TowerToHyperService;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -23,9 +23,9 @@ use tidegate_accelerator::{Engine, Histogram};
 use tidegate_core::IpPrefix;
 use tidegate_core::metrics::{Kind, Sample};
 use tidegate_gate::{GateError, RuleReport};
-use tokio::net::TcpStream;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
+pub(crate) use self::connections::Prepared;
 use crate::gate::{Gatekeeper, view};
 use crate::notify;
 use crate::run::Reloader;
@@ -42,45 +42,12 @@ const MAX_RULE_METRICS: usize = 1000;
 /// A list of blocks is sent in parts.
 const MAX_BODY_BYTES: usize = 2 << 20;
 
-/// Clients served at once; others wait.
-const CONNECTIONS: usize = 64;
-/// How long a client may take for a request's head.
-const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a connection lasts at most.
-const CONNECTION_TIME: Duration = Duration::from_secs(300);
-/// How long those who have asked are waited for when another process has the server.
-const CLOSE_TIME: Duration = Duration::from_secs(5);
-/// Pause after a failed accept.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
-
 #[derive(Clone)]
 struct Admin {
     engine: Engine,
     reloader: Arc<Reloader>,
     gatekeeper: Arc<Gatekeeper>,
     upgrader: Arc<Upgrader>,
-}
-
-/// Everything of the admin server that takes descriptors.
-pub(crate) struct Prepared {
-    listener: tokio::net::TcpListener,
-    runtime: tokio::runtime::Runtime,
-}
-
-impl Prepared {
-    /// To be called before clients are served, who may use up the descriptors.
-    pub(crate) fn new(listener: TcpListener) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-        let inside = runtime.enter();
-        let listener = tokio::net::TcpListener::from_std(listener)?;
-        drop(inside);
-        Ok(Self { listener, runtime })
-    }
-
-    pub(crate) fn address(&self) -> io::Result<SocketAddr> {
-        self.listener.local_addr()
-    }
 }
 
 /// Serves `listener` until the process ends or `closed` says so; then the thread ends when those who have asked have
@@ -113,67 +80,8 @@ pub(crate) fn spawn(
         .layer(DefaultBodyLimit::max(MAX_BODY_BYTES))
         .with_state(Admin { engine, reloader, gatekeeper, upgrader });
     std::thread::Builder::new().name("admin".into()).spawn(move || {
-        runtime.block_on(accept(listener, router, closed));
+        runtime.block_on(connections::accept(listener, router, closed));
     })
-}
-
-/// Until another process has the server.
-async fn end(mut closed: watch::Receiver<bool>) {
-    // The sender lives as long as the process.
-    let _ = closed.wait_for(|closed| *closed).await;
-}
-
-/// Serves clients: so many at once and so long each that they cannot use up the process's descriptors.
-async fn accept(listener: tokio::net::TcpListener, router: Router, closed: watch::Receiver<bool>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
-    // The semaphore is never closed.
-    while let Ok(place) = Arc::clone(&places).acquire_owned().await {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = end(closed.clone()) => break,
-        };
-        let stream = match accepted {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::debug!(%error, "an admin connection could not be accepted");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let service = TowerToHyperService::new(router.clone());
-        let closed = closed.clone();
-        tokio::spawn(async move {
-            let mut http = hyper::server::conn::http1::Builder::new();
-            http.timer(TokioTimer::new()).header_read_timeout(HEADER_TIMEOUT);
-            let connection = http.serve_connection(TokioIo::new(stream), service);
-            // Whatever ends it concerns that client alone.
-            let _ = tokio::time::timeout(CONNECTION_TIME, until_closed(connection, closed)).await;
-            drop(place);
-        });
-    }
-    drop(listener);
-    let all = u32::try_from(CONNECTIONS).unwrap_or(u32::MAX);
-    // Who takes an answer so slowly goes without.
-    let _ = tokio::time::timeout(CLOSE_TIME, places.acquire_many(all)).await;
-}
-
-/// Serves a connection, and no more than the request in progress once the server is closed.
-async fn until_closed<S>(
-    connection: hyper::server::conn::http1::Connection<TokioIo<TcpStream>, S>,
-    closed: watch::Receiver<bool>,
-) where
-    S: hyper::service::HttpService<hyper::body::Incoming>,
-    S::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-    S::ResBody: 'static,
-    <S::ResBody as hyper::body::Body>::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
-{
-    let mut connection = std::pin::pin!(connection);
-    tokio::select! {
-        _ = connection.as_mut() => return,
-        () = end(closed) => connection.as_mut().graceful_shutdown(),
-    }
-    // Whatever ends it concerns that client alone.
-    let _ = connection.await;
 }
 
 /// A page on another site can make a browser send requests here: it must neither change anything (CSRF) nor read

@@ -26,7 +26,7 @@ pub(crate) struct Heir {
     to: Mutex<Option<(SyncSender<Outdated>, Arc<AtomicBool>)>>,
 }
 
-/// What the other process is to be told, in turn. Ends with [`Heir::forget`].
+/// What the other process is to be told, in turn. Ends with [`Engine::tell_nobody`](crate::Engine::tell_nobody).
 #[derive(Debug)]
 pub struct Tidings {
     from: Receiver<Outdated>,
