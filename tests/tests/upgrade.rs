@@ -320,7 +320,10 @@ fn program_that_is_none_leaves_the_old_process_in_force() {
     let tidegate = builder(&origin).start();
     tidegate.get("/a");
     let ended = |code| format!("ended before it served (exit status: {code})");
+    let descriptors = tidegate.directory().join("descriptors");
     let cases = [
+        (format!("#!/bin/sh\nls -l /proc/self/fd > {}\nexit 2\n", descriptors.display()), ended(2)),
+        ("#!/bin/sh\nexec sleep 1000\n".to_owned(), "said nothing for 10 s".to_owned()),
         (String::new(), "cannot start".to_owned()),
         ("#!/no/such/program\n".to_owned(), "cannot start".to_owned()),
         ("#!/bin/sh\nexit 3\n".to_owned(), ended(3)),
@@ -352,6 +355,10 @@ fn program_that_is_none_leaves_the_old_process_in_force() {
         assert_eq!(children_of(tidegate.pid()), Vec::<String>::new());
     }
     assert!(tidegate.output().contains("this process goes on as before"));
+    // Whatever is started there gets one end of the conversation, and nothing else.
+    let descriptors = std::fs::read_to_string(descriptors).unwrap();
+    assert_eq!(descriptors.matches("socket:").count(), 1, "{descriptors}");
+    assert!(!descriptors.contains("memfd:") && !descriptors.contains("/cache/"), "{descriptors}");
 }
 
 #[test]

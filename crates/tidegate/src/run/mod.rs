@@ -37,8 +37,7 @@ pub(crate) fn run(args: &RunArgs, log: LogForm) -> Result<(), Failure> {
     start_log(log);
     raise_descriptor_limit();
     use_small_pages();
-    let no_program = |error| Failure::runtime(format!("error: cannot find this program: {error}"));
-    let program = Program::of_this_process().map_err(no_program)?;
+    let program = Program::of_this_process();
     let mut predecessor = Predecessor::find().map_err(no_predecessor)?;
     let served = serve(args, program, &mut predecessor);
     if let (Err(failure), Some(predecessor)) = (&served, &predecessor) {

@@ -22,12 +22,13 @@ pub(crate) struct Program {
 
 impl Program {
     /// To be called at the start: once another file has taken its place, the system no longer says where it lay.
-    pub(crate) fn of_this_process() -> io::Result<Self> {
-        let running = std::env::current_exe()?;
+    pub(crate) fn of_this_process() -> Self {
         let arguments: Vec<OsString> = std::env::args_os().collect();
-        let called = arguments.first().map(|called| as_called(called, &running));
-        let path = called.flatten().unwrap_or(running);
-        Ok(Self { path, arguments })
+        let called = arguments.first().cloned().unwrap_or_default();
+        // Without /proc there is only what it was called by.
+        let running = std::env::current_exe().unwrap_or_else(|_| PathBuf::from(&called));
+        let path = as_called(&called, &running).unwrap_or(running);
+        Self { path, arguments }
     }
 
     /// Starts what lies there now, with the same arguments and environment, and with `link` as its standard input.
