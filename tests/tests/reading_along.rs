@@ -4,7 +4,7 @@
 use std::io::Write;
 use std::sync::Arc;
 
-use tidegate_e2e::{Gate, Origin, Reply, Tidegate, content, eventually};
+use tidegate_e2e::{Client, Gate, Origin, Reply, Tidegate, content, eventually};
 
 /// Sends `body` as a response that may be stored, its second half once the gate is open.
 fn in_two_parts(fields: &'static str, body: &Arc<Vec<u8>>, gate: &Gate) -> Origin {
@@ -202,4 +202,55 @@ fn upstream_falls_silent_within_a_response_those_who_read_along_are_cut_off_in_t
     }
     assert_eq!(origin.count(), 1);
     gate.open();
+}
+
+/// What does not fit any more while it comes goes on to its reader from where the cache has it to.
+#[test]
+fn response_that_finds_no_room_midway_is_sent_once() {
+    let pattern =
+        |seed: usize| -> Vec<u8> { (0..700_000).map(|at| ((at * 31 + at / 251) ^ seed) as u8).collect() };
+    let origin = Origin::start(move |request| {
+        let (kind, seed) = request.target[1..].split_once('/').unwrap();
+        let content = pattern(seed.parse().unwrap());
+        match kind {
+            "whole" => Reply::cacheable(content),
+            _ => {
+                let head =
+                    "HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nTransfer-Encoding: chunked\r\n\r\n";
+                let mut bytes = head.as_bytes().to_vec();
+                for piece in content.chunks(9_000) {
+                    bytes.extend_from_slice(format!("{:x}\r\n", piece.len()).as_bytes());
+                    bytes.extend_from_slice(piece);
+                    bytes.extend_from_slice(b"\r\n");
+                }
+                bytes.extend_from_slice(b"0\r\n\r\n");
+                Reply::Raw(bytes)
+            }
+        }
+    });
+    let tidegate = Tidegate::builder()
+        .top("workers = 1")
+        .origin(&origin)
+        .cache("memory = \"2MiB\"\nmax_object = \"1MiB\"")
+        .tables("[defence]\nenabled = false")
+        .start();
+    // Clients that take nothing hold what is stored.
+    let holding: Vec<Client> = (0..8)
+        .map(|seed| {
+            let mut client = tidegate.connect();
+            client.send(format!("GET /whole/{seed} HTTP/1.1\r\nHost: a\r\n\r\n"));
+            assert_eq!(client.head().0, 200);
+            client
+        })
+        .collect();
+    for seed in 10..22 {
+        for kind in ["whole", "chunked"] {
+            let mut client = tidegate.connect();
+            for seed in [seed, seed + 100] {
+                assert!(client.get(&format!("/{kind}/{seed}")).body == pattern(seed), "{kind}/{seed}");
+            }
+        }
+    }
+    assert!(tidegate.metric("tidegate_store_insert_failures_total") > 0.0);
+    drop(holding);
 }

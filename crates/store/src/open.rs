@@ -124,15 +124,16 @@ pub(crate) fn take_over(config: Config, handed: Handed) -> Result<(Inner, OpenRe
     if !is_same {
         return open(config);
     }
-    if handed.arena.metadata().map_or(0, |metadata| metadata.len()) != length {
-        return open_locked(config, handed.lock);
+    let found = handed.arena.metadata().map_or(0, |metadata| metadata.len());
+    if found != length {
+        return match config.path {
+            // In the place of that file, which the process before needs again if this one fails, there cannot be another.
+            Some(_) => Err(StoreError::NotTaken { path, reason: Unusable::Size { found, expected: length } }),
+            None => open(config),
+        };
     }
-    let superblock = match Superblock::read(&handed.arena, length) {
-        Ok(superblock) => superblock,
-        // Of another version of this program: what it has in its place is set aside, and read by it to its end.
-        Err(Unusable::Version { .. }) => return open_locked(config, handed.lock),
-        Err(reason) => return Err(StoreError::NotTaken { path, reason }),
-    };
+    let superblock = Superblock::read(&handed.arena, length)
+        .map_err(|reason| StoreError::NotTaken { path: path.clone(), reason })?;
     let arena = Arena::map(handed.arena, length).map_err(io_error("map", &path))?;
     let taken = handed.taken.read(length / GRANULE_BYTES).map_err(io_error("take over", &path))?;
     let inner = Inner::new(arena, config, superblock.salt, handed.lock);

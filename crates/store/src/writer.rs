@@ -119,7 +119,8 @@ impl Writer {
         })
     }
 
-    /// Appends to the body. After an error the object cannot be completed: drop the writer.
+    /// Appends to the body. After an error the object cannot be completed: drop the writer. A part of `bytes` may be
+    /// written by then, and read by those who follow: [`Self::written`] says how much.
     pub fn write(&mut self, bytes: &[u8]) -> Result<(), InsertError> {
         let result = self.append(bytes);
         self.published.bytes.store(self.layout.body, Release);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use tidegate_store::{Follower, InsertError, Object, Progress, Writer};
+use tidegate_store::{Follower, Object, Progress, Writer};
 use tokio::sync::Notify;
 
 use crate::cache::flights::{Epoch, Leader, Outcome, Started};
@@ -59,8 +59,8 @@ impl Fill {
         while self.writer.written() < AT_ONCE_BYTES {
             match ready(response.chunk()).await {
                 Some(Ok(Some(piece))) => {
-                    if self.write(piece).is_err() {
-                        unstored = Some(piece.to_vec());
+                    if let Err(left) = self.write(piece) {
+                        unstored = Some(left.to_vec());
                         break;
                     }
                 }
@@ -115,8 +115,8 @@ impl Fill {
             };
             match chunk {
                 Ok(Some(piece)) => {
-                    if self.write(piece).is_err() {
-                        let piece = piece.to_vec();
+                    if let Err(left) = self.write(piece) {
+                        let piece = left.to_vec();
                         *rest.borrow_mut() = Some(Rest { piece, is_piece_taken: false, response });
                         self.give_up();
                         break;
@@ -139,8 +139,14 @@ impl Fill {
         tail.changed.notify_waiters();
     }
 
-    fn write(&mut self, piece: &[u8]) -> Result<(), InsertError> {
-        self.writer.write(piece).inspect_err(|error| self.core.not_stored(error))
+    /// On an error, what there was no room for: whoever reads along gets what comes before that.
+    fn write<'p>(&mut self, piece: &'p [u8]) -> Result<(), &'p [u8]> {
+        let before = self.writer.written();
+        self.writer.write(piece).map_err(|error| {
+            self.core.not_stored(&error);
+            let written = usize::try_from(self.writer.written() - before).unwrap_or(usize::MAX);
+            piece.get(written..).unwrap_or(&[])
+        })
     }
 
     fn commit(self) -> Object {

@@ -106,6 +106,10 @@ struct Plans {
     adoption: Arc<PlanAdoption>,
 }
 
+/// How long a drain waits for the first request of connections on which something else has come before it, such as a
+/// handshake.
+const FRESH_MS: u64 = 2000;
+
 /// What HTTP clients of a listening address come by.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Transport {
@@ -293,10 +297,10 @@ impl DataCore {
     async fn finish_requests(&self, dhttp: &[dhttp::Server]) {
         self.clients.end_tunnels();
         let end_ms = self.clock.elapsed_ms() + millis(self.plan().limits.drain_timeout);
+        let fresh_ms = self.clock.elapsed_ms() + FRESH_MS;
         let busy = || self.clients.len() > 0 || dhttp.iter().any(|server| !server.task.is_finished());
         while busy() && self.clock.elapsed_ms() < end_ms {
-            // The kernel has kept silent ones back for a while: nothing is on its way.
-            self.clients.count_silent_as_idle();
+            self.clients.count_silent_as_idle(self.clock.elapsed_ms() < fresh_ms);
             self.clients.end_idle();
             self.clients.sweep(self.clock.elapsed_ms());
             tokio::time::sleep(Duration::from_millis(20)).await;

@@ -9,7 +9,7 @@ use std::cmp::Reverse;
 use std::net::Shutdown;
 use std::rc::Rc;
 
-use crate::data_core::client::Client;
+use crate::data_core::client::{Client, Introduced};
 use crate::data_core::clients::Clients;
 
 /// What a connection is waiting for; decides what an expired deadline means.
@@ -88,10 +88,14 @@ impl Clients {
         self.end_those(Slot::is_idle)
     }
 
-    /// Takes connections on which nothing has come yet for ones between requests.
-    pub(crate) fn count_silent_as_idle(&self) {
+    /// Takes connections on which no request has begun yet for ones between requests; `but_fresh`: those alone that the
+    /// kernel has kept back for as long as nothing came on them, so that nothing is on its way. On others something has:
+    /// TLS, a PROXY header, the beginning of what may be HTTP/2.
+    pub(crate) fn count_silent_as_idle(&self, but_fresh: bool) {
         self.for_each(|client| {
-            if client.slot.awaits_head() && client.pending.borrow().is_none() {
+            let is_fresh = !client.speaks_plain_http1() || client.introduced() != Introduced::No;
+            let is_silent = client.slot.awaits_head() && client.pending.borrow().is_none();
+            if is_silent && !(but_fresh && is_fresh) {
                 client.slot.set(Waiting::NextRequest, client.slot.deadline_ms.get());
             }
         });
@@ -188,7 +192,6 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
-    use crate::data_core::client::Introduced;
 
     /// So many clients that all owe a head, the first since longest, and their other ends.
     fn waiting_clients(count: u64) -> (Clients, Vec<Rc<Client>>, Vec<TcpStream>) {

@@ -224,6 +224,10 @@ fn start_error(error: &StartError, loaded: &Loaded) -> String {
                 "make room, or `cache.memory` smaller",
             );
         }
+        StartError::Cache(StoreError::NotTaken { .. }) => {
+            let hint = "restart instead of an upgrade";
+            return loaded.places.say(&Subject::CACHE, &error.to_string(), hint);
+        }
         StartError::Cache(_) => {
             let hint = "cache.path has to be a directory that this user may make and write to";
             return loaded.places.say(&Subject::CACHE, &error.to_string(), hint);

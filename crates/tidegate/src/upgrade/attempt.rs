@@ -3,10 +3,11 @@
 use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::process::ExitStatus;
+use std::process::{Child, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use tidegate_accelerator::{Outdated, Tidings, Whose};
 
 use super::protocol::{Said, Secrets, Sockets, Stage, Told, to_hex};
@@ -103,7 +104,11 @@ impl Upgrader {
         match self.hand_over(&mut talk, &mut given) {
             Ok(()) => {
                 // From here on it lives as long as it likes.
-                lock(&self.child).take();
+                let child = lock(&self.child).take();
+                if self.is_still_wanted().is_err() {
+                    // Whoever has asked this process to end means the one in its place.
+                    pass_on_end(child.as_ref());
+                }
                 // What comes by datagrams is the new one's: the data cores here soon answer nothing new. In the format
                 // of TCP it waits for this.
                 self.reloader.trickles.stop();
@@ -239,6 +244,15 @@ impl Upgrader {
             std::thread::sleep(REAP_INTERVAL);
         }
         "the new process left the conversation before it served".into()
+    }
+}
+
+/// Has the new process end as this one does.
+fn pass_on_end(child: Option<&Child>) {
+    let pid = child.and_then(|child| Pid::from_raw(i32::try_from(child.id()).ok()?));
+    if let Some(pid) = pid {
+        // One that has ended already is what is wanted.
+        let _ = kill_process(pid, Signal::TERM);
     }
 }
 

@@ -114,6 +114,9 @@ impl Upgrader {
     }
 
     fn may_begin(&self) -> Result<(), String> {
+        if std::process::id() == 1 {
+            return Err("this is the first process of a container, which ends with it: restart that".into());
+        }
         if self.has_handed_over.load(Ordering::SeqCst) {
             return Err("another process has taken the place of this one".into());
         }

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use rustix::net::{SocketType, sockopt};
 use tidegate_accelerator::{Engine, Handover, Listening, Outdated, Whose};
 use tidegate_store::{Handed, Taken};
 
@@ -57,9 +58,11 @@ impl Predecessor {
     pub(crate) fn find() -> io::Result<Option<Self>> {
         let named = std::env::var(PREDECESSOR).ok().and_then(|text| text.parse::<i32>().ok());
         let parent = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
-        // A child of a child has the variable too.
         if named.is_none() || named != parent {
-            return Ok(None);
+            // A child of a child has the variable too, but not what they speak by.
+            let is_link = named.is_some()
+                && sockopt::socket_type(std::io::stdin()).is_ok_and(|kind| kind == SocketType::SEQPACKET);
+            return if is_link { Err(io::Error::other("the process before has ended")) } else { Ok(None) };
         }
         // Not where a descriptor of its own would come to lie.
         let socket = rustix::io::fcntl_dupfd_cloexec(std::io::stdin(), 3)?;
@@ -164,8 +167,8 @@ impl Predecessor {
     /// This process has everything. Returns when the service manager knows, and the process before has let go of what
     /// only one process can have.
     pub(crate) fn succeed(self, engine: Engine, has_predecessor: Arc<AtomicBool>) -> io::Result<()> {
-        self.say(&Said::Succeeded)?;
-        // Whatever it is that keeps the farewell: this process serves.
+        // Whether or not the process before hears it, and whatever keeps the farewell: this one serves.
+        let _ = self.say(&Said::Succeeded);
         while let Ok((Told::Outdated { key, everything }, _)) = self.hear(FAREWELL_TIMEOUT) {
             forget(&engine, key.as_deref(), everything);
         }
