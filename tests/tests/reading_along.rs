@@ -207,8 +207,9 @@ fn upstream_falls_silent_within_a_response_those_who_read_along_are_cut_off_in_t
 /// What does not fit any more while it comes goes on to its reader from where the cache has it to.
 #[test]
 fn response_that_finds_no_room_midway_is_sent_once() {
-    let pattern =
-        |seed: usize| -> Vec<u8> { (0..700_000).map(|at| ((at * 31 + at / 251) ^ seed) as u8).collect() };
+    let pattern = |seed: usize| -> Vec<u8> {
+        (0..3_300_000 + seed * 9_999).map(|at| ((at * 31 + at / 251) ^ seed) as u8).collect()
+    };
     let origin = Origin::start(move |request| {
         let (kind, seed) = request.target[1..].split_once('/').unwrap();
         let content = pattern(seed.parse().unwrap());
@@ -231,11 +232,11 @@ fn response_that_finds_no_room_midway_is_sent_once() {
     let tidegate = Tidegate::builder()
         .top("workers = 1")
         .origin(&origin)
-        .cache("memory = \"2MiB\"\nmax_object = \"1MiB\"")
+        .cache("memory = \"32MiB\"\nmax_object = \"8MiB\"")
         .tables("[defence]\nenabled = false")
         .start();
     // Clients that take nothing hold what is stored.
-    let holding: Vec<Client> = (0..8)
+    let holding: Vec<Client> = (0..9)
         .map(|seed| {
             let mut client = tidegate.connect();
             client.send(format!("GET /whole/{seed} HTTP/1.1\r\nHost: a\r\n\r\n"));
@@ -243,10 +244,10 @@ fn response_that_finds_no_room_midway_is_sent_once() {
             client
         })
         .collect();
-    for seed in 10..22 {
+    for seed in 10..16 {
         for kind in ["whole", "chunked"] {
             let mut client = tidegate.connect();
-            for seed in [seed, seed + 100] {
+            for seed in [seed, seed + 20] {
                 assert!(client.get(&format!("/{kind}/{seed}")).body == pattern(seed), "{kind}/{seed}");
             }
         }

@@ -11,7 +11,9 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
-use tidegate_e2e::{Builder, Client, Gate, Origin, Process, Reply, Response, Tidegate, content, eventually};
+use tidegate_e2e::{
+    Builder, Certificate, Client, Gate, Origin, Process, Reply, Response, Site, Tidegate, content, eventually,
+};
 
 /// A process that is started in the place of tidegate, and speaks as far as the script goes on.
 const SPEAKS: &str = "#!/usr/bin/env python3
@@ -185,6 +187,39 @@ fn connection_that_waited_to_be_accepted_is_served_by_somebody() {
             assert!(response.is_hit());
         }
     }
+    assert!(tidegate.get("/a").is_hit());
+}
+
+#[test]
+fn connection_that_has_just_agreed_on_tls_gets_its_answer() {
+    let (origin, certificate) = (origin(), Certificate::of(&["a.example"]));
+    let mut site = Site::start(builder(&origin), &[("a", &certificate)]);
+    let mut fresh: Vec<Client> = (0..20).map(|_| site.connect(&certificate)).collect();
+    let answer = site.tidegate.command(&["upgrade", "--json"]);
+    assert!(answer.status.success(), "{answer:?}");
+    for client in &mut fresh {
+        assert_eq!(client.get("/a").body, body_of("/a"));
+    }
+    let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
+    assert_eq!(site.tidegate.follow(answer["pid"].as_u64().unwrap() as u32).code(), Some(0));
+}
+
+#[test]
+fn cache_of_another_size_in_the_same_place_is_no_upgrades_business() {
+    let origin = origin();
+    let mut tidegate = builder(&origin).start();
+    tidegate.get("/a");
+    let text = std::fs::read_to_string(tidegate.config()).unwrap();
+    tidegate.write_config(&text.replace("memory = \"32MiB\"", "memory = \"16MiB\""));
+    for _ in 0..3 {
+        assert!(refused(&tidegate).contains("restart instead of an upgrade"));
+    }
+    is_in_force(&tidegate, "/a", "/b");
+    tidegate.write_config(&text);
+    upgrade(&mut tidegate);
+    assert!(tidegate.get("/a").is_hit());
+    assert!(tidegate.terminate().success());
+    tidegate.start();
     assert!(tidegate.get("/a").is_hit());
 }
 
@@ -437,8 +472,8 @@ fn changed_configuration_that_needs_a_restart_comes_into_force() {
     }
     clients.serve(100);
     clients.end();
-    // Another size is another cache.
-    tidegate.write_config(&good.replace("32MiB", "48MiB"));
+    // Another place is another cache.
+    tidegate.write_config(&good.replace("/cache\"", "/other\""));
     upgrade(&mut tidegate);
     assert!(!tidegate.get("/a").is_hit());
     is_in_force(&tidegate, "/a", "/b");

@@ -89,12 +89,7 @@ fn random_salt() -> u64 {
 }
 
 pub(crate) fn open(config: Config) -> Result<(Inner, OpenReport), StoreError> {
-    open_locked(config, None)
-}
-
-/// `lock`: of the directory, if this process has it already.
-fn open_locked(config: Config, lock: Option<File>) -> Result<(Inner, OpenReport), StoreError> {
-    let (inner, mut report) = open_arena(config, lock)?;
+    let (inner, mut report) = open_arena(config)?;
     report.locked_in_memory = inner.arena.lock_in_memory().is_ok();
     Ok((inner, report))
 }
@@ -144,7 +139,7 @@ pub(crate) fn take_over(config: Config, handed: Handed) -> Result<(Inner, OpenRe
     Ok((inner, report))
 }
 
-fn open_arena(config: Config, locked: Option<File>) -> Result<(Inner, OpenReport), StoreError> {
+fn open_arena(config: Config) -> Result<(Inner, OpenReport), StoreError> {
     let length = length_of(&config)?;
     let Some(directory) = config.path.clone() else { return open_anonymous(config, length) };
     fs::DirBuilder::new()
@@ -152,7 +147,7 @@ fn open_arena(config: Config, locked: Option<File>) -> Result<(Inner, OpenReport
         .mode(0o700)
         .create(&directory)
         .map_err(io_error("create directory", &directory))?;
-    let lock = locked.map_or_else(|| lock(&directory), Ok)?;
+    let lock = lock(&directory)?;
     let mut report = OpenReport::default();
     let path = arena_path(&config);
     match open_existing(&path, length)? {

@@ -297,23 +297,20 @@ fn successor_of_another_configuration_opens_what_that_says() {
         old.thaw();
     }
     assert_eq!(contents(&old).len(), 1);
-    // The same place with another size: the file is set aside, and its lock goes on.
+    // In the same place there is no room for another one, of another size or of another version: the file stays as it is.
     let larger = Config { budget_bytes: 2 * BUDGET, ..config(first) };
-    let (new, report) = Store::take_over(larger, old.freeze().unwrap()).unwrap();
-    assert!(report.set_aside.is_some());
-    put(&new, b"a", 1, 10, true).unwrap();
-    verify(&old.get(b"a").unwrap());
-    drop(old);
-    let error = Store::open(config(first)).unwrap_err();
-    assert!(matches!(error, StoreError::InUse { .. }), "{error}");
-    drop(new);
-    // The same for a file of another version.
-    let old = open(first);
+    let error = Store::take_over(larger, old.freeze().unwrap()).unwrap_err();
+    assert!(matches!(error, StoreError::NotTaken { reason: Unusable::Size { .. }, .. }), "{error}");
+    old.thaw();
+    put(&old, b"b", 1, 10, true).unwrap();
+    assert_eq!(contents(&old).len(), 2);
     let handed = old.freeze().unwrap();
     handed.arena.write_all_at(&9_u32.to_le_bytes(), 8).unwrap();
-    let (new, report) = Store::take_over(config(first), handed).unwrap();
-    assert!(matches!(report.set_aside.unwrap().reason, Unusable::Version { found: 9, .. }));
-    put(&new, b"a", 1, 10, true).unwrap();
+    let error = Store::take_over(config(first), handed).unwrap_err();
+    assert!(
+        matches!(error, StoreError::NotTaken { reason: Unusable::Version { found: 9, .. }, .. }),
+        "{error}"
+    );
 }
 
 #[test]
