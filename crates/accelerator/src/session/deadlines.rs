@@ -142,12 +142,12 @@ impl Clients {
                 && client.slot.expired().is_none()
                 && let Some(weight) = weight(client)
             {
-                // Of equal weight the one that has waited longest goes first.
-                let order = (Reverse(weight), client.slot.deadline_ms.get());
+                // Of equal weight the one that has waited longest goes first, and of those the first here.
+                let order = (Reverse(weight), client.slot.deadline_ms.get(), waiting.len());
                 waiting.push((order, Rc::clone(client)));
             }
         });
-        let count = count(&mut waiting.iter().map(|((Reverse(weight), _), _)| *weight));
+        let count = count(&mut waiting.iter().map(|((Reverse(weight), ..), _)| *weight));
         if waiting.len() > count {
             waiting.select_nth_unstable_by_key(count, |(order, _)| *order);
             waiting.truncate(count);
