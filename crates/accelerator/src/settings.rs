@@ -289,7 +289,7 @@ impl Route {
     }
 
     /// The path that requests begin with; a `*` at its end says nothing more.
-    pub(crate) fn prefix(&self) -> &str {
+    pub fn prefix(&self) -> &str {
         self.path.trim_end_matches('*')
     }
 }

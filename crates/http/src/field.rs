@@ -183,6 +183,12 @@ impl<'a> Fields<'a> {
         fields.iter().filter(move |field| field.id == id).map(move |field| field.value.of(buffer))
     }
 
+    /// Whether `member`, in any case, is one of a list that fields with this id make (RFC 9110 §5.6.1).
+    pub fn lists(&self, id: FieldId, member: &[u8]) -> bool {
+        let mut members = self.get_all(id).flat_map(|value| value.split(|&byte| byte == b','));
+        members.any(|listed| listed.trim_ascii().eq_ignore_ascii_case(member))
+    }
+
     /// The values of all fields with this name (any case), known or not.
     pub fn named<'n>(&self, name: &'n [u8]) -> impl Iterator<Item = &'a [u8]> + use<'a, 'n> {
         let buffer = self.buffer;

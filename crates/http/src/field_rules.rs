@@ -1,11 +1,12 @@
 //! What an operator changes of the fields of messages on their way through.
 
 use crate::chars::{is_token, is_value};
-use crate::field::{FieldId, Fields};
+use crate::field::FieldId;
 use crate::forward::{
     ConnectionOptions, imitates_known_field, is_hop_by_hop, is_method_override, is_proxy_field, write_field,
 };
 use crate::head::ResponseHead;
+use crate::normalize::is_authority;
 
 /// The most that the lines of one set of rules may come to, in bytes.
 const MOST_BYTES: usize = 16 * 1024;
@@ -17,6 +18,8 @@ pub enum RuledMessage {
     Request,
     /// Responses to clients.
     Response,
+    /// Redirects, which are made here.
+    Redirect,
 }
 
 /// What is done to the field lines with a name.
@@ -52,6 +55,15 @@ pub enum FieldRuleError {
     /// Every request has one (RFC 9112 §3.2).
     #[error("it is in every request, once, and can only be set")]
     Host,
+    /// [`RuledMessage::Request`] with an authority that is none (RFC 9110 §7.2).
+    #[error("expected a host name or an address, with or without a port")]
+    Authority,
+    /// It says where to, and nothing that there would be to remove.
+    #[error("a redirect has its own")]
+    OfRedirect,
+    /// See [`Self::OfRedirect`].
+    #[error("there is nothing in a redirect that could be removed")]
+    NothingToRemove,
     /// What the upstream compresses goes to clients that asked for something else.
     #[error("it can only be removed, or set to \"identity\"")]
     AcceptEncoding,
@@ -201,6 +213,9 @@ impl FieldRules {
             (RuledMessage::Request, FieldId::Host) if self.host.is_some() => {
                 return Err(FieldRuleError::Repeated);
             }
+            (RuledMessage::Request, FieldId::Host) if !is_authority(value) => {
+                return Err(FieldRuleError::Authority);
+            }
             (RuledMessage::Request, FieldId::Host) => {
                 self.host = Some(value.into());
                 return Ok(());
@@ -289,7 +304,8 @@ impl FieldRules {
                 write_field(name, value, out);
             }
         }
-        if varies_by_coding(&fields) && !kept().any(|(id, ..)| id == FieldId::Vary) {
+        // The upstream chooses by the codings that clients accept, and goes on to do so.
+        if fields.lists(FieldId::Vary, b"accept-encoding") && !kept().any(|(id, ..)| id == FieldId::Vary) {
             write_field(b"Vary", b"Accept-Encoding", out);
         }
         let is_there = |name: &Name| kept().any(|(id, kept, _)| name.is(id, kept));
@@ -313,12 +329,6 @@ impl FieldRules {
     }
 }
 
-/// Whether the upstream chooses by the codings that clients accept, which only it can know.
-fn varies_by_coding(fields: &Fields<'_>) -> bool {
-    let mut members = fields.get_all(FieldId::Vary).flat_map(|value| value.split(|byte| *byte == b','));
-    members.any(|member| member.trim_ascii().eq_ignore_ascii_case(b"accept-encoding"))
-}
-
 fn check(message: RuledMessage, change: FieldChange, id: FieldId, name: &[u8]) -> Result<(), FieldRuleError> {
     if imitates_known_field(name) {
         return Err(FieldRuleError::Underscore);
@@ -331,8 +341,14 @@ fn check(message: RuledMessage, change: FieldChange, id: FieldId, name: &[u8]) -
             Err(FieldRuleError::Host)
         }
         RuledMessage::Request if is_own_of_requests(id, name) => Err(FieldRuleError::Reserved),
-        RuledMessage::Response if is_own_of_responses(id) => Err(FieldRuleError::Reserved),
-        RuledMessage::Response
+        RuledMessage::Redirect if change == FieldChange::Remove => Err(FieldRuleError::NothingToRemove),
+        RuledMessage::Redirect if matches!(id, FieldId::Location | FieldId::ContentType) => {
+            Err(FieldRuleError::OfRedirect)
+        }
+        RuledMessage::Response | RuledMessage::Redirect if is_own_of_responses(id) => {
+            Err(FieldRuleError::Reserved)
+        }
+        RuledMessage::Response | RuledMessage::Redirect
             if matches!(id, FieldId::Etag | FieldId::LastModified) && change != FieldChange::Remove =>
         {
             Err(FieldRuleError::Individual)
@@ -379,7 +395,7 @@ mod tests {
     use super::*;
     use crate::{HeadLimits, Method, ResponseParser};
     use FieldChange::{Add, Default, Remove, Set};
-    use RuledMessage::{Request, Response};
+    use RuledMessage::{Redirect, Request, Response};
 
     fn refused(
         message: RuledMessage,
@@ -436,6 +452,12 @@ mod tests {
         assert_eq!(refused(Response, Remove, "ETag", ""), None);
         assert_eq!(refused(Request, Remove, "Host", ""), Some(FieldRuleError::Host));
         assert_eq!(refused(Request, Set, "Host", "[::1]:80"), None);
+        for host in ["a b", "a:99999999", "::]["] {
+            assert_eq!(refused(Request, Set, "Host", host), Some(FieldRuleError::Authority), "{host}");
+        }
+        assert_eq!(refused(Redirect, Set, "Location", "/x"), Some(FieldRuleError::OfRedirect));
+        assert_eq!(refused(Redirect, Remove, "X-A", ""), Some(FieldRuleError::NothingToRemove));
+        assert_eq!(refused(Redirect, Set, "X-A", "1"), None);
         assert_eq!(refused(Request, Set, "Cache_Control", "x"), Some(FieldRuleError::Underscore));
         assert_eq!(refused(Request, Set, "Accept-Encoding", "gzip"), Some(FieldRuleError::AcceptEncoding));
         assert_eq!(refused(Request, Set, "Accept-Encoding", "identity"), None);

@@ -400,7 +400,8 @@ fn write_max_forwards(value: &[u8], out: &mut Vec<u8>) {
 /// `Connection` for the next hop, and the hop-by-hop fields that it announces.
 fn write_connection(head: &RequestHead<'_>, context: &ForwardContext<'_>, out: &mut Vec<u8>) {
     let upgrade = context.keep_upgrade && head.upgrade;
-    let trailers = accepts_trailers(&head.fields);
+    // RFC 9110 §10.1.4.
+    let trailers = head.fields.lists(FieldId::Te, b"trailers");
     match (upgrade, trailers) {
         (false, false) => return,
         (true, false) => out.extend_from_slice(b"Connection: upgrade\r\n"),
@@ -414,14 +415,6 @@ fn write_connection(head: &RequestHead<'_>, context: &ForwardContext<'_>, out: &
         let protocols: Vec<&[u8]> = upgrade_protocols(&head.fields).collect();
         write_field(b"Upgrade", &protocols.join(&b", "[..]), out);
     }
-}
-
-/// RFC 9110 §10.1.4: the client's `TE` names `trailers`.
-fn accepts_trailers(fields: &Fields<'_>) -> bool {
-    fields
-        .get_all(FieldId::Te)
-        .flat_map(|value| value.split(|&byte| byte == b','))
-        .any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
 fn write_framing(method: Method, framing: BodyFraming, out: &mut Vec<u8>) {

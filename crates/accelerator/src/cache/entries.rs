@@ -194,8 +194,8 @@ pub(crate) fn read_variant<'n>(
 }
 
 /// Writes the key of the file that has this path, which begins with a slash, below a root; the codings that its readers
-/// accept are the last byte, and before them is what routes change of its head. Of roots one of which lies in the other each has its own: what one of them hides is
-/// nothing to be found under the key of the other.
+/// accept are the last byte, and before them is what routes change of its head. Of roots one of which lies in the other
+/// each has its own: what one of them hides is nothing to be found under the key of the other.
 #[inline]
 pub(crate) fn write_file_key(
     root: &[u8],

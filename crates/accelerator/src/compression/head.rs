@@ -11,25 +11,19 @@ use crate::upstream::{Head, Response};
 
 const VARY_LINE: &[u8] = b"Vary: Accept-Encoding\r\n";
 
-/// Whether `name` stands in a field that is a list.
-fn lists(fields: &Fields<'_>, id: FieldId, name: &[u8]) -> bool {
-    let mut members = fields.get_all(id).flat_map(|value| value.split(|byte| *byte == b','));
-    members.any(|member| member.trim_ascii().eq_ignore_ascii_case(name))
-}
-
 /// RFC 9111 §5.2.1.6, §5.2.2.6.
 pub(super) fn forbids_change(fields: &Fields<'_>) -> bool {
-    lists(fields, FieldId::CacheControl, b"no-transform")
+    fields.lists(FieldId::CacheControl, b"no-transform")
 }
 
 /// Whether a field of this name may follow the content (RFC 9110 §6.6.2).
 pub(super) fn announces(fields: &Fields<'_>, name: &[u8]) -> bool {
-    lists(fields, FieldId::Trailer, name)
+    fields.lists(FieldId::Trailer, name)
 }
 
 /// Whether the origin itself says that codings select the response, or that nothing tells what does.
 pub(super) fn varies_by_coding(fields: &Fields<'_>) -> bool {
-    vary::is_any(fields) || lists(fields, FieldId::Vary, b"accept-encoding")
+    vary::is_any(fields) || fields.lists(FieldId::Vary, b"accept-encoding")
 }
 
 /// The head of a response that is compressed if `coding` is given, and could be for other clients.

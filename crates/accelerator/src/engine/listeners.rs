@@ -202,35 +202,28 @@ fn bind(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
 
 /// Bytes that the kernel takes for a client beyond those on their way. Without a bound it takes megabytes, which
 /// clients that read nothing make it hold until no connection has memory any more.
-static UNSENT_BYTES: libc::c_int = 64 * 1024;
+const UNSENT_BYTES: libc::c_int = 64 * 1024;
 
 /// Bounds what the kernel holds unsent for each client (`TCP_NOTSENT_LOWAT`, tcp(7)); what is on its way is not bounded
 /// by it, so that a fast client is served as fast as before. Accepted sockets inherit it.
 fn limit_unsent(socket: &Socket) -> io::Result<()> {
-    // SAFETY: the option's value is an int, which is what the pointer and the length say.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::IPPROTO_TCP,
-            libc::TCP_NOTSENT_LOWAT,
-            (&raw const UNSENT_BYTES).cast(),
-            size_of::<libc::c_int>() as libc::socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_tcp_option(socket, libc::TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 }
 
 /// Lets the kernel keep new connections until something has arrived on them (`TCP_DEFER_ACCEPT`, tcp(7)): a first
 /// request is then answered as its connection is accepted, and a client that says nothing wakes nobody.
 fn defer_accept(socket: &Socket) -> io::Result<()> {
-    let seconds: libc::c_int = DEFER_ACCEPT_S;
+    set_tcp_option(socket, libc::TCP_DEFER_ACCEPT, DEFER_ACCEPT_S)
+}
+
+fn set_tcp_option(socket: &Socket, option: libc::c_int, value: libc::c_int) -> io::Result<()> {
     // SAFETY: the option's value is an int, which is what the pointer and the length say.
     let result = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
             libc::IPPROTO_TCP,
-            libc::TCP_DEFER_ACCEPT,
-            (&raw const seconds).cast(),
+            option,
+            (&raw const value).cast(),
             size_of::<libc::c_int>() as libc::socklen_t,
         )
     };

@@ -211,6 +211,11 @@ pub fn normalize<'a>(
     })
 }
 
+/// Whether this can be the value of a `Host` field, and names somebody.
+pub(crate) fn is_authority(text: &[u8]) -> bool {
+    !text.is_empty() && authority::normalize(text, 80, &mut Vec::new()).is_ok()
+}
+
 /// What applications may read in a path that is in its normal form, as [`Normalized::reading`] has it; empty where it is
 /// nothing that they can read.
 pub fn read_as_applications(path: &[u8]) -> Vec<u8> {

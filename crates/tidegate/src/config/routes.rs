@@ -4,7 +4,9 @@ use std::collections::{HashMap, HashSet};
 
 use tidegate_accelerator::settings::{Route, Substitute, Target};
 use tidegate_http::normalize::{Personality, normalize};
-use tidegate_http::{FieldChange, FieldRules, HeadLimits, Progress, RequestParser, RuledMessage};
+use tidegate_http::{
+    FieldChange, FieldRuleError, FieldRules, HeadLimits, Progress, RequestParser, RuledMessage,
+};
 
 use super::report::{Report, nearest};
 use super::settings::personality;
@@ -62,11 +64,10 @@ fn leads_back(route: &Route, routes: &[Route]) -> bool {
         }
     };
     let path = path.split(['?', '#']).next().unwrap_or(path);
-    let bare = |route: &'_ Route| route.path.trim_end_matches('*').len();
     let answering = routes
         .iter()
-        .filter(|other| other.host == route.host && path.starts_with(other.path.trim_end_matches('*')))
-        .max_by_key(|other| bare(other));
+        .filter(|other| other.host == route.host && path.starts_with(other.prefix()))
+        .max_by_key(|other| other.prefix().len());
     answering.is_some_and(|answering| std::ptr::eq(answering, route))
 }
 
@@ -226,28 +227,8 @@ fn changes(section: &Values, route: &mut Route, report: &mut Report<'_>) {
         route.request_fields = fields(rules, "route.request_fields", RuledMessage::Request, report);
     }
     if let Some(rules) = section.table("response_fields") {
-        route.response_fields = fields(rules, "route.response_fields", RuledMessage::Response, report);
-        if is_redirect {
-            own_of_redirects(rules, report);
-        }
-    }
-}
-
-/// A redirect says where to, and nothing else that there would be to remove.
-fn own_of_redirects(rules: &Values, report: &mut Report<'_>) {
-    let mut wrong = |key: &str, what: &str| {
-        let message = format!("route.response_fields.{key}: {what}");
-        report.error(rules.offset_of(key).unwrap_or(rules.offset), message, None);
-    };
-    if rules.has("remove") {
-        wrong("remove", "there is nothing in a redirect that could be removed");
-    }
-    for key in ["set", "add", "default"] {
-        for (name, _) in rules.words(key).unwrap_or_default() {
-            if ["location", "content-type"].iter().any(|known| name.eq_ignore_ascii_case(known)) {
-                wrong(key, &format!("{name:?}: a redirect has its own"));
-            }
-        }
+        let message = if is_redirect { RuledMessage::Redirect } else { RuledMessage::Response };
+        route.response_fields = fields(rules, "route.response_fields", message, report);
     }
 }
 
@@ -264,31 +245,20 @@ fn ends_alike(section: &Values, key: &str, to: &Substitute, report: &mut Report<
 
 fn fields(section: &Values, path: &str, message: RuledMessage, report: &mut Report<'_>) -> FieldRules {
     let mut rules = FieldRules::default();
-    let mut report_wrong = |offset, key: &str, name: &str, error: String| {
+    let mut report_wrong = |offset, key: &str, name: &str, error: FieldRuleError| {
         report.error(offset, format!("{path}.{key}: {name:?}: {error}"), None);
     };
     for at in section.texts("remove") {
         if let Err(error) = rules.change(message, FieldChange::Remove, &at.value, "") {
-            report_wrong(at.offset, "remove", &at.value, error.to_string());
+            report_wrong(at.offset, "remove", &at.value, error);
         }
     }
     let changes = [("set", FieldChange::Set), ("add", FieldChange::Add), ("default", FieldChange::Default)];
     for (key, change) in changes {
         let offset = section.offset_of(key).unwrap_or(section.offset);
         for (name, value) in section.words(key).unwrap_or_default() {
-            let is_host = message == RuledMessage::Request && name.eq_ignore_ascii_case("host");
-            let known = || normal_target("/", &value, Personality::Strict);
-            match rules.change(message, change, &name, &value) {
-                Ok(()) if is_host && known().is_none() => {
-                    report_wrong(
-                        offset,
-                        key,
-                        &name,
-                        "expected a host name or an address, with or without a port".into(),
-                    );
-                }
-                Ok(()) => {}
-                Err(error) => report_wrong(offset, key, &name, error.to_string()),
+            if let Err(error) = rules.change(message, change, &name, &value) {
+                report_wrong(offset, key, &name, error);
             }
         }
     }
