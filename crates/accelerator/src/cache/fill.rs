@@ -37,6 +37,8 @@ pub(crate) struct Streamed {
     pub forward: Forward,
     interim: VecDeque<Interim>,
     source: Source,
+    /// Of content whose length was announced, what is to come of it.
+    announced: Option<u64>,
 }
 
 /// Where a body comes from.
@@ -90,6 +92,7 @@ impl Streamed {
             forward,
             interim: VecDeque::new(),
             source: Source::Stored(Reader::following(started.tail.clone())),
+            announced: Some(started.length),
         }
     }
 
@@ -107,6 +110,10 @@ impl Streamed {
             forward,
             interim: VecDeque::new(),
             source: Source::Nothing,
+            announced: match response.framing {
+                BodyFraming::Length(length) => Some(length),
+                _ => None,
+            },
         }
     }
 
@@ -114,7 +121,8 @@ impl Streamed {
     fn into_not_modified(self) -> Self {
         let mut head = b"HTTP/1.1 304 Not Modified\r\n".to_vec();
         write_not_modified_fields(&self.head, &mut head);
-        Self { status: 304, framing: BodyFraming::None, head, source: Source::Nothing, ..self }
+        let framing = BodyFraming::None;
+        Self { status: 304, framing, head, source: Source::Nothing, announced: None, ..self }
     }
 
     /// The next interim response that came before this one.
@@ -122,18 +130,21 @@ impl Streamed {
         self.interim.pop_front()
     }
 
-    /// The next piece of the body; `None` at its end, by which time an object that is stored is in the cache.
+    /// The next piece of the body; `None` at its end, by which time an object that is stored is in the cache. Whatever it
+    /// comes from, it is as long as the client was told, or an error: another byte would be taken for the next response.
     pub(crate) async fn chunk(&mut self) -> Result<Option<&[u8]>, UpstreamError> {
         if let Source::Stored(reader) = &mut self.source
             && let Some(rest) = reader.arrive().await?
         {
             self.source = Source::Upstream(rest);
         }
-        match &mut self.source {
-            Source::Upstream(rest) => rest.chunk().await,
-            Source::Stored(reader) => Ok(reader.take()),
-            Source::Nothing => Ok(None),
-        }
+        let piece = match &mut self.source {
+            Source::Upstream(rest) => rest.chunk().await?,
+            Source::Stored(reader) => reader.take(),
+            Source::Nothing => None,
+        };
+        count_off(&mut self.announced, piece)?;
+        Ok(piece)
     }
 
     /// Trailer fields, once the body has been read (RFC 9112 §7.1.2).
@@ -159,6 +170,17 @@ impl Streamed {
             Source::Stored(_) | Source::Nothing => None,
         }
     }
+}
+
+/// Takes a piece of content off what was announced of it, if anything was; with `None` nothing more comes.
+fn count_off(announced: &mut Option<u64>, piece: Option<&[u8]>) -> Result<(), UpstreamError> {
+    let Some(left) = announced else { return Ok(()) };
+    match piece {
+        Some(piece) => *left = left.checked_sub(piece.len() as u64).ok_or(UpstreamError::OtherLength)?,
+        None if *left > 0 => return Err(UpstreamError::OtherLength),
+        None => {}
+    }
+    Ok(())
 }
 
 fn decimal(fields: &Fields<'_>, id: FieldId) -> Option<u64> {
@@ -532,5 +554,21 @@ mod tests {
             &mut out,
         );
         assert_eq!(out, b"ETag: \"a\"\r\nVary: Accept\r\n");
+    }
+
+    #[test]
+    fn content_is_as_long_as_it_was_announced_or_an_error() {
+        /// Which of these pieces, and of the end behind them, go on to the client.
+        fn go_on(mut announced: Option<u64>, pieces: &[&[u8]]) -> Vec<bool> {
+            let pieces = pieces.iter().map(|piece| Some(*piece)).chain([None]);
+            pieces.map(|piece| count_off(&mut announced, piece).is_ok()).collect()
+        }
+        assert_eq!(go_on(Some(3), &[b"ab", b"c"]), [true, true, true]);
+        assert_eq!(go_on(Some(3), &[b"ab", b"", b"c", b""]), [true; 5]);
+        assert_eq!(go_on(Some(3), &[b"ab", b"cd"])[..2], [true, false], "none of the piece that is too long");
+        assert_eq!(go_on(Some(3), &[b"abc", b"d"])[..2], [true, false]);
+        assert_eq!(go_on(Some(3), &[b"ab"]), [true, false], "too short");
+        assert_eq!(go_on(Some(0), &[]), [true]);
+        assert_eq!(go_on(None, &[b"ab", b"c"]), [true; 3]);
     }
 }

@@ -40,6 +40,9 @@ pub(crate) enum UpstreamError {
     /// The response's body is malformed.
     #[error("malformed response body: {0}")]
     Body(BodyError),
+    /// The response's content is longer or shorter than its head announced; not the server's doing, whose framing was obeyed.
+    #[error("the response's content is not as long as it was announced")]
+    OtherLength,
     /// The server sent interim responses, and no final one among as many as are taken.
     #[error("the server sent too many interim responses")]
     TooManyInterim,
@@ -88,6 +91,7 @@ impl UpstreamError {
             Self::ConnectTimeout | Self::ResponseTimeout => 504,
             Self::Connect(_) | Self::Broken(_) | Self::Incomplete | Self::TooManyInterim => 502,
             Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade | Self::UnaskedNotModified => 502,
+            Self::OtherLength => 502,
             Self::Client(BodyReadError::Malformed | BodyReadError::ClientGone) => 400,
             Self::Client(BodyReadError::TooSlow) => 408,
             Self::Client(BodyReadError::TooLarge) => 413,
@@ -126,7 +130,7 @@ impl UpstreamError {
 
     /// Whether the server has had a part in it, so that its health suffers.
     pub(crate) fn is_servers_fault(&self) -> bool {
-        !self.is_clients_fault() && !matches!(self, Self::Exhausted(_))
+        !self.is_clients_fault() && !matches!(self, Self::Exhausted(_) | Self::OtherLength)
     }
 
     /// Whether the client is to blame, so that the server's health does not suffer.
