@@ -2,13 +2,15 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::collections::HashSet;
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use rustix::process::{Pid, Signal, kill_process};
-use tidegate_e2e::{Origin, Process, Reply, Tidegate, eventually, free_port};
+use tidegate_e2e::{Client, Origin, Process, Reply, Tidegate, eventually, free_port};
 
 #[test]
 fn a_service_manager_is_told_when_clients_are_served_of_a_reload_and_of_the_end() {
@@ -142,4 +144,25 @@ fn memory_grows_by_small_pages_whatever_the_host_prefers() {
     let origin = Origin::start(|_| Reply::ok("x"));
     let tidegate = Tidegate::before(&origin);
     assert!(!tidegate.may_have_huge_pages());
+}
+
+/// All places at once, by clients that ask without end and read nothing.
+#[test]
+fn clients_of_the_admin_server_that_read_nothing_do_not_keep_their_places() {
+    let origin = Origin::start(|_| Reply::ok(""));
+    let tidegate = Tidegate::before(&origin);
+    let asked = format!("GET /metrics HTTP/1.1\r\nHost: {}\r\n\r\n", tidegate.admin()).repeat(1000);
+    let held: Vec<Client> = (0..64)
+        .map(|_| {
+            let client = Client::connect(tidegate.admin());
+            sockopt::set_socket_recv_buffer_size(client.stream(), 4096).unwrap();
+            client
+        })
+        .collect();
+    for mut client in held.iter().map(Client::stream) {
+        // As much of it as there is room for.
+        client.set_nonblocking(true).unwrap();
+        let _ = client.write(asked.as_bytes());
+    }
+    assert_eq!(tidegate.ask_admin("/status").status, 200);
 }

@@ -36,7 +36,7 @@ pub struct BlockSources {
 #[non_exhaustive]
 pub enum KeeperNote {
     /// A list was read.
-    #[error("{}: {added} blocked, {removed} no longer", path.display())]
+    #[error("{}: {added} blocked, {removed} no longer{}", path.display(), if *evicted == 0 { String::new() } else { format!("; there was not enough room, and {evicted} addresses are not blocked for it") })]
     Read {
         /// The list.
         path: PathBuf,
@@ -44,6 +44,8 @@ pub enum KeeperNote {
         added: usize,
         /// Entries that are not in it any more.
         removed: usize,
+        /// Addresses that had to make room for them, of this list or others.
+        evicted: u64,
     },
     /// Blocks of the process before are in force again.
     #[error("{}: {count} blocks are in force again{}", path.display(), if *damaged == 0 { String::new() } else { format!(", {damaged} lines were not readable: the file is kept with the ending .damaged") })]
@@ -357,23 +359,29 @@ impl List {
         let fresh: Vec<IpPrefix> = next.difference(&self.blocked).copied().collect();
         let gone: Vec<IpPrefix> = self.blocked.difference(&next).copied().collect();
         let mut put_in_force = || {
+            let before = blocks.evicted()?;
             hold(blocks, fresh.iter(), commanded)?;
             gone.iter().try_for_each(|prefix| {
                 let others = others.iter().any(|list| list.blocked.contains(prefix));
                 release(blocks, prefix, others, commanded)
-            })
+            })?;
+            Ok(blocks.evicted()?.saturating_sub(before))
         };
-        if let Err(source) = put_in_force() {
-            self.again_in = RETRY_TICKS;
-            // Said once.
-            return if is_known {
-                Ok(None)
-            } else {
-                Err(KeeperNote::NotInForce { path: self.path.clone(), source })
-            };
-        }
+        let evicted = match put_in_force() {
+            Ok(evicted) => evicted,
+            Err(source) => {
+                self.again_in = RETRY_TICKS;
+                // Said once.
+                return if is_known {
+                    Ok(None)
+                } else {
+                    Err(KeeperNote::NotInForce { path: self.path.clone(), source })
+                };
+            }
+        };
         self.blocked = next;
-        Ok(Some(KeeperNote::Read { path: self.path.clone(), added: fresh.len(), removed: gone.len() }))
+        let (path, added, removed) = (self.path.clone(), fresh.len(), gone.len());
+        Ok(Some(KeeperNote::Read { path, added, removed, evicted }))
     }
 }
 
@@ -546,6 +554,6 @@ fn saved_block(line: &[u8]) -> Option<SavedBlock> {
 impl KeeperNote {
     /// Whether something went wrong.
     pub fn is_fault(&self) -> bool {
-        !matches!(self, Self::Read { .. } | Self::Restored { damaged: 0, .. })
+        !matches!(self, Self::Read { evicted: 0, .. } | Self::Restored { damaged: 0, .. })
     }
 }

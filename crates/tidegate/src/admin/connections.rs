@@ -15,6 +15,8 @@ use tokio::sync::{Semaphore, watch};
 const CONNECTIONS: usize = 64;
 /// How long a client may take for a request's head.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long a client may take nothing of an answer (tcp(7), `TCP_USER_TIMEOUT`).
+const WRITE_TIMEOUT_MS: u32 = 5_000;
 /// How long a connection lasts at most: as long as whoever asks for an upgrade waits for its answer.
 const CONNECTION_TIME: Duration = Duration::from_secs(15 * 60);
 /// How long those who have asked are waited for when another process has the server.
@@ -67,6 +69,8 @@ pub(super) async fn accept(listener: tokio::net::TcpListener, router: Router, cl
                 continue;
             }
         };
+        // Without, a client that reads nothing keeps its place from others. Where the kernel does not know it, nothing is lost.
+        let _ = rustix::net::sockopt::set_tcp_user_timeout(&stream, WRITE_TIMEOUT_MS);
         let service = TowerToHyperService::new(router.clone());
         let closed = closed.clone();
         tokio::spawn(async move {
