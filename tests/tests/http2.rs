@@ -444,6 +444,10 @@ fn drain_lets_streams_end() {
         let response = client.send(get("/a")).await.await.unwrap();
         site.tidegate.signal(rustix::process::Signal::TERM);
         eventually("it listens no more", || std::net::TcpStream::connect(site.address).err());
+        // It is told to go elsewhere while what it has asked for goes on.
+        while client.requests.clone().ready().await.is_ok() {
+            tokio::task::yield_now().await;
+        }
         gate.open();
         assert_eq!(whole(response).await.unwrap().1, b"halfhalf");
         client.connection.await.unwrap().unwrap();

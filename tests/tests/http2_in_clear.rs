@@ -3,8 +3,9 @@
 
 use std::net::SocketAddr;
 
+use rustix::process::Signal;
 use tidegate_e2e::http2::{Client, WIDE, field, run, whole};
-use tidegate_e2e::{Builder, Client as Http1, Origin, Reply, Tidegate, free_port};
+use tidegate_e2e::{Builder, Client as Http1, Gate, Origin, Reply, Tidegate, eventually, free_port};
 use tokio::net::TcpStream;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
@@ -51,6 +52,40 @@ fn both_versions_are_spoken_at_one_port_and_share_a_cache() {
     http1.send("OST /p HTTP/1.1\r\nHost: a.example\r\nContent-Length: 0\r\n\r\n");
     assert_eq!(http1.response().status, 200);
     assert!(tidegate.metric("tidegate_requests_total") > 5.0);
+}
+
+/// So that it knows which of its requests it may repeat (RFC 9113 §6.8).
+#[test]
+fn who_is_cut_off_at_the_end_of_a_drain_is_told_what_was_begun() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |_| {
+        held.pass();
+        Reply::ok("late")
+    });
+    let (tidegate, address) = start(Tidegate::builder().origin(&origin).limits("drain_timeout = \"1s\""), "");
+    let mut client = Http1::connect(address);
+    // SETTINGS, then a GET in fields of the static table and the host in letters (RFC 7541 §6).
+    let request = [&[0, 0, 6, 1, 5, 0, 0, 0, 1], &b"\x82\x86\x84\x41\x01a"[..]].concat();
+    client.send([PREFACE, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &request].concat());
+    eventually("the origin is asked", || (origin.count() == 1).then_some(()));
+    tidegate.signal(Signal::TERM);
+    let mut last_streams = Vec::new();
+    let said = client.rest();
+    let mut frames = &said[..];
+    while let [_, high, low, kind, _, _, _, _, _, rest @ ..] = frames {
+        let (payload, behind) = rest.split_at(usize::from(*high) << 8 | usize::from(*low));
+        if *kind == 7 {
+            last_streams.push(u32::from_be_bytes(payload[..4].try_into().unwrap()));
+        }
+        frames = behind;
+    }
+    assert_eq!(
+        last_streams,
+        [0x7FFF_FFFF, 1],
+        "first that it is to go elsewhere, then that its request was begun"
+    );
+    gate.open();
 }
 
 #[test]

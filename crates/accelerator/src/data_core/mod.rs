@@ -26,7 +26,7 @@ use tidegate_store::{InsertError, Store};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::runtime::Runtime;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 use tokio::task::LocalSet;
 use tokio::time::MissedTickBehavior;
 
@@ -60,8 +60,8 @@ use crate::upstream::Pools;
 const READ_BYTES: usize = 64 * 1024;
 /// How often expired deadlines are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
-/// How often what is held looks whether the server is to end.
-const DRAIN_LOOK: Duration = Duration::from_millis(500);
+/// How long what ends a connection may take to be sent when nothing is waited for any more.
+const LAST_WORDS: Duration = Duration::from_millis(100);
 /// How long the cache counts as without room after a response that found none.
 const LACK_MS: u64 = 10_000;
 
@@ -156,7 +156,9 @@ pub(crate) struct DataCore {
     icap: RefCell<Rc<icap::Services>>,
     workers: usize,
     times: Cell<Times>,
-    draining: Cell<bool>,
+    drain: Cell<Drain>,
+    /// Told of each change of it.
+    drain_goes_on: Notify,
     /// When it will have been long since the cache had no room for a response.
     lacks_room_until_ms: Cell<u64>,
     open: Arc<AtomicUsize>,
@@ -223,7 +225,8 @@ impl DataCore {
                 workers: start.workers,
                 times: Cell::new(Times::new(&plan.limits)),
                 plan: RefCell::new(plan),
-                draining: Cell::new(false),
+                drain: Cell::new(Drain::NotBegun),
+                drain_goes_on: Notify::new(),
                 lacks_room_until_ms: Cell::new(0),
                 open: start.open,
             });
@@ -277,7 +280,7 @@ impl DataCore {
         tasks.push(tokio::task::spawn_local(Rc::clone(self).follow_plan(plans)));
         // The sender lives as long as the engine; its end means the same as a drain.
         let _ = phase.wait_for(|phase| *phase == Phase::Draining).await;
-        self.draining.set(true);
+        self.set_drain(Drain::Begun);
         for task in &tasks {
             task.abort();
         }
@@ -310,7 +313,15 @@ impl DataCore {
                 connections = self.clients.len(),
                 "connections were still open when the drain timed out"
             );
+            // Those that can say so have a moment for it.
+            self.set_drain(Drain::Over);
+            tokio::time::sleep(LAST_WORDS).await;
         }
+    }
+
+    fn set_drain(&self, drain: Drain) {
+        self.drain.set(drain);
+        self.drain_goes_on.notify_waiters();
     }
 
     fn admit(self: &Rc<Self>, accepted: Accepted, transport: Transport) {
@@ -575,15 +586,35 @@ impl DataCore {
     /// Whether connections are to end after the response in progress.
     #[inline]
     pub(crate) fn is_draining(&self) -> bool {
-        self.draining.get()
+        self.drain.get() >= Drain::Begun
     }
 
-    /// Ends some time after the server was told to, for what is held meanwhile.
+    /// Ends when connections are to end.
     pub(crate) async fn drained(&self) {
-        while !self.is_draining() {
-            tokio::time::sleep(DRAIN_LOOK).await;
+        self.drain_is(Drain::Begun).await;
+    }
+
+    /// Ends when nothing is waited for any more.
+    pub(crate) async fn drain_is_over(&self) {
+        self.drain_is(Drain::Over).await;
+    }
+
+    async fn drain_is(&self, wanted: Drain) {
+        while self.drain.get() < wanted {
+            // Nothing happens on other threads between the look and the wait.
+            self.drain_goes_on.notified().await;
         }
     }
+}
+
+/// How far the server has come with ending its connections.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Drain {
+    NotBegun,
+    /// Requests in progress are waited for.
+    Begun,
+    /// They are not.
+    Over,
 }
 
 /// Lets the reactor watch a socket for what arrives.

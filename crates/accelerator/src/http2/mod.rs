@@ -28,6 +28,8 @@ use crate::http2::line::{Line, Socket};
 use crate::session::deadlines::Waiting;
 use crate::session::transmit::{RateWatch, unacknowledged};
 
+pub(crate) use heads::trailers;
+
 /// Requests of a connection that are answered at once (RFC 9113 §5.1.2).
 const STREAMS: u32 = 100;
 /// What a client may send of a request's content before somebody wants it, and of all that are under way.
@@ -183,6 +185,7 @@ async fn run(
     let mut watch = RateWatch::new(core);
     let began_ms = core.clock.elapsed_ms();
     let reason = loop {
+        let is_leaving = core.is_draining();
         match streams.end.get() {
             Some(End::TooSlow) => {
                 core.too_slow(client.place, client.peer(), Slow::Reading);
@@ -195,7 +198,7 @@ async fn run(
             }
             Some(End::Closed) => return Err(CutOff),
             Some(End::LastStreams) => connection.graceful_shutdown(),
-            None if core.is_draining() => connection.graceful_shutdown(),
+            None if is_leaving => connection.graceful_shutdown(),
             None => {}
         }
         if streams.is_rapid_reset(core.clock.elapsed_ms() - began_ms) || line.is_flood() {
@@ -230,6 +233,9 @@ async fn run(
                 break Reason::NO_ERROR;
             }
             () = streams.ended.notified() => {}
+            // Clients learn at once that they are to go elsewhere, and at last what they may ask for again (RFC 9113 §6.8).
+            () = core.drained(), if !is_leaving => {}
+            () = core.drain_is_over() => break Reason::NO_ERROR,
             () = tokio::time::sleep(Duration::from_millis(LOOK_MS)), if is_taking => {
                 watch.sent = line.sent_bytes();
                 if !watch.keeps_up(client, LOOK_MS) {
