@@ -60,6 +60,7 @@ fn check_forwarded(parser: &RequestParser, bytes: &[u8]) {
         framing: head.framing,
         removed: &[],
         added: &[],
+        default_host: b"",
         own_cookie: b"pass",
         rules: FieldRules::NONE,
     };

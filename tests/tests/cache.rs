@@ -428,6 +428,29 @@ fn head_or_condition_while_stale_may_be_served_the_object_stays_what_it_is() {
 }
 
 #[test]
+fn part_or_head_that_is_served_stale_has_the_whole_validated() {
+    for (method, fields) in [("GET", "Range: bytes=0-2\r\n"), ("HEAD", "")] {
+        let origin = Origin::start(|request| match request.field("If-None-Match").as_str() {
+            // Stale on arrival, for long.
+            "" => Reply::ok("old")
+                .with("ETag", "\"v1\"")
+                .with("Cache-Control", "max-age=60, stale-while-revalidate=600")
+                .with("Age", "60"),
+            _ => Reply::cacheable("new"),
+        });
+        let tidegate = Tidegate::before(&origin);
+        assert_eq!(tidegate.get("/").text(), "old");
+        let stale = tidegate.connect().request(method, "/", fields);
+        assert!(stale.is_hit() && [200, 206].contains(&stale.status), "{stale:?}");
+        eventually("the origin is asked", || (origin.count() == 2).then_some(()));
+        let asked = origin.last();
+        assert_eq!((asked.method.as_str(), asked.field("Range").as_str()), ("GET", ""));
+        eventually("it is stored", || (tidegate.get("/").text() == "new").then_some(()));
+        assert_eq!(origin.count(), 2);
+    }
+}
+
+#[test]
 fn not_modified_that_names_another_tag_the_whole_is_asked_for() {
     let origin = Origin::start(|request| {
         if request.field("If-None-Match").is_empty() {

@@ -345,6 +345,11 @@ fn client_of_http_1_0_gets_no_interim_response() {
     });
     let tidegate = Tidegate::before(&origin);
     let mut client = tidegate.connect();
-    client.send("GET / HTTP/1.0\r\nHost: example.org\r\n\r\n");
+    client.send("GET / HTTP/1.0\r\n\r\n");
     assert!(client.rest().starts_with(b"HTTP/1.1 200 "));
+    assert_eq!(
+        origin.last().field("Host"),
+        origin.address().to_string(),
+        "servers want to know whom it is for"
+    );
 }

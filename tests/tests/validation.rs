@@ -68,6 +68,39 @@ fn cookie_that_a_304_in_the_background_sets_is_set_for_nobody() {
     assert_eq!(fresh.text(), "page");
 }
 
+/// RFC 9111 §4.3.5.
+#[test]
+fn what_a_head_tells_of_the_stored_response_makes_it_fresh_or_takes_it_away() {
+    let origin = Origin::start(|request| {
+        let told = match request.target.as_str() {
+            _ if request.method == "GET" => return stale("page"),
+            "/same" => "ETag: \"v1\"\r\nContent-Length: 4\r\n",
+            "/bare" => "",
+            "/other" => "ETag: \"v2\"\r\nContent-Length: 4\r\n",
+            _ => "ETag: \"v1\"\r\nContent-Length: 5\r\n",
+        };
+        Reply::Raw(
+            format!("HTTP/1.1 200 OK\r\nCache-Control: max-age=60\r\nX-New: 1\r\n{told}\r\n").into_bytes(),
+        )
+    });
+    let tidegate = Tidegate::before(&origin);
+    for target in ["/same", "/bare", "/other", "/longer"] {
+        assert_eq!(tidegate.get(target).text(), "page");
+        assert_eq!(tidegate.connect().request("HEAD", target, "").field("X-New"), "1");
+        let asked = origin.count();
+        let response = tidegate.get(target);
+        let is_same = ["/same", "/bare"].contains(&target);
+        assert_eq!(
+            (response.text().as_str(), response.is_hit(), origin.count() - asked),
+            ("page", is_same, usize::from(!is_same))
+        );
+        assert_eq!(response.field("X-New").is_empty(), !is_same, "{target}: {response:?}");
+        if !is_same {
+            assert_eq!(origin.last().field("If-None-Match"), "", "it is gone");
+        }
+    }
+}
+
 #[test]
 fn not_modified_without_a_date_makes_the_stored_response_fresh() {
     let long_ago = "Sun, 06 Nov 1994 08:49:37 GMT";

@@ -19,6 +19,8 @@ pub struct ForwardContext<'c> {
     pub client: IpAddr,
     /// `http` or `https`: how the client reached us.
     pub scheme: &'c str,
+    /// What `Host` says where the client has not said whom it asks, as it need not by HTTP/1.0; servers refuse an empty one.
+    pub default_host: &'c [u8],
     /// Our name in `Via` (RFC 9110 §7.6.3); a token.
     pub via_pseudonym: &'c str,
     /// The client is a configured proxy, whose own `X-Forwarded-*` and `Forwarded` are believed and kept.
@@ -110,7 +112,8 @@ pub fn write_upstream_request(
     out: &mut Vec<u8>,
 ) {
     write_request_line(head, normalized, out);
-    write_field(b"Host", context.rules.host().unwrap_or(normalized.authority), out);
+    let host = if normalized.authority.is_empty() { context.default_host } else { normalized.authority };
+    write_field(b"Host", context.rules.host().unwrap_or(host), out);
     let options = ConnectionOptions::of(head.fields);
     let goes_on = |id, name: &[u8]| is_end_to_end(id, name, head, &options, context);
     for (id, name, value) in head.fields.iter() {

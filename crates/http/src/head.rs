@@ -16,13 +16,14 @@ pub enum Method {
     Trace,
     Patch,
     Purge,
+    Query,
     Other,
 }
 
 impl Method {
-    /// RFC 9110 §9.2.1: the client asks for no change of state.
+    /// RFC 9110 §9.2.1, and what defines QUERY: the client asks for no change of state.
     pub fn is_safe(self) -> bool {
-        matches!(self, Self::Get | Self::Head | Self::Options | Self::Trace)
+        matches!(self, Self::Get | Self::Head | Self::Options | Self::Trace | Self::Query)
     }
 
     /// RFC 9110 §9.2.2: repeating the request has the effect of one.

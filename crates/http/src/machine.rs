@@ -206,7 +206,7 @@ pub(crate) fn four_bytes(text: &[u8], at: usize) -> u32 {
 }
 
 /// Methods in the order in which they are tried; each is followed by a space.
-const METHODS: [(&str, Method); 10] = [
+const METHODS: [(&str, Method); 11] = [
     ("GET ", Method::Get),
     ("POST ", Method::Post),
     ("HEAD ", Method::Head),
@@ -215,6 +215,7 @@ const METHODS: [(&str, Method); 10] = [
     ("DELETE ", Method::Delete),
     ("PATCH ", Method::Patch),
     ("PURGE ", Method::Purge),
+    ("QUERY ", Method::Query),
     ("CONNECT ", Method::Connect),
     ("TRACE ", Method::Trace),
 ];

@@ -14,6 +14,7 @@ use tidegate_http::{
 const CONTEXT: ForwardContext<'static> = ForwardContext {
     client: std::net::IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 1)),
     scheme: "http",
+    default_host: b"app:81",
     via_pseudonym: "tidegate",
     trusted_client: false,
     keep_upgrade: false,
@@ -49,6 +50,17 @@ fn a_request_goes_on_in_normal_form_with_our_word_for_where_it_came_from() {
         "GET /b~?q HTTP/1.1\r\nHost: example.com\r\nAccept: */*\r\nVia: 1.0 x\r\nVia: 1.0 tidegate\r\n\
          X-Forwarded-For: 192.0.2.1\r\nX-Forwarded-Proto: http\r\nX-Forwarded-Host: example.com\r\n\
          Forwarded: for=192.0.2.1;host=example.com;proto=http\r\n\r\n"
+    );
+}
+
+/// Servers refuse a request of HTTP/1.1 that says nothing.
+#[test]
+fn whom_a_client_of_http_1_0_does_not_ask_for_is_the_server() {
+    let out = forwarded("GET /a HTTP/1.0\r\n\r\n", &CONTEXT);
+    assert!(out.starts_with("GET /a HTTP/1.1\r\nHost: app:81\r\nVia: "), "{out}");
+    assert!(
+        !out.contains("X-Forwarded-Host") && !out.contains("host="),
+        "the client has said nothing: {out}"
     );
 }
 

@@ -151,6 +151,23 @@ fn a_request_says_what_its_fields_say() {
 }
 
 #[test]
+fn an_expectation_is_found_in_a_list_and_query_is_a_method_of_its_own() {
+    for (expect, is_met) in [
+        ("100-continue", true),
+        ("x, 100-Continue", true),
+        ("100-continue,", true),
+        ("x", false),
+        ("100-continued", false),
+    ] {
+        let text = format!("QUERY / HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\nExpect: {expect}\r\n\r\n");
+        let parser = parsed(text.as_bytes());
+        let head = parser.head(text.as_bytes());
+        assert_eq!((head.expect_continue, head.method), (is_met, Method::Query), "{expect}");
+        assert!(head.method.is_safe() && head.method.is_idempotent());
+    }
+}
+
+#[test]
 fn connections_persist_as_version_and_options_say() {
     let table = [
         ("HTTP/1.1", "x", true),

@@ -3,7 +3,7 @@
 
 use tidegate_core::network_of;
 use tidegate_http::cache::{self, Forwarded};
-use tidegate_http::{BodyFraming, FieldId, Method};
+use tidegate_http::{BodyFraming, FieldId, Method, RequestHead};
 use tidegate_store::{Object, Store};
 
 use crate::cache::entries::Entry;
@@ -11,7 +11,7 @@ use crate::cache::fill::{self, Begun, Forward, Storing};
 use crate::cache::flights::{Epoch, Join, Leader, Outcome};
 use crate::cache::follow::{Followed, Follower};
 use crate::cache::lookup::{FOR_THE_ORIGIN, Found, Hit, count_hit, directives, find};
-use crate::cache::validation::{Freshened, Validators, freshen};
+use crate::cache::validation::{Freshened, Validators, freshen, take_over_from_head};
 use crate::compression;
 use crate::service::answer::Answer;
 use crate::service::fetch::{ADDED, Fetch};
@@ -59,8 +59,7 @@ impl Fetch<'_> {
             };
             let (stale, reason) = match found {
                 Found::Usable { hit, refresh } => {
-                    // A validation asks for the whole, as GET does; HEAD or a condition would store something else.
-                    if refresh && self.may_fill() {
+                    if refresh {
                         self.refresh_in_background(&key[..url_bytes], hit.object.clone());
                     }
                     return self.stored(Hit { forwarded: follower.forward, ..hit });
@@ -76,7 +75,8 @@ impl Fetch<'_> {
                 return Answer::status(504);
             }
             if !self.may_fill() {
-                return Box::pin(self.passed_or_stood_in(stale, reason, body)).await;
+                let url_key = &key[..url_bytes];
+                return Box::pin(self.passed_or_stood_in(store, url_key, stale, reason, body)).await;
             }
             let mut epoch = self.core.flights.epoch(&key[..url_bytes]);
             let identifies = cache::identifies_client(head);
@@ -123,11 +123,24 @@ impl Fetch<'_> {
     /// The upstream's answer to a request of which nothing may be stored, or what the cache has in its place.
     async fn passed_or_stood_in<B: RequestBody>(
         &self,
+        store: &Store,
+        url_key: &[u8],
         stale: Option<Object>,
         reason: Forwarded,
         body: B,
     ) -> Answer {
+        let (asked_ms, epoch) = (self.core.clock.elapsed_ms(), self.core.flights.epoch(url_key));
         let sent = self.send_as_is(body).await;
+        if self.incoming.head.method == Method::Head
+            && let (Ok(response), Some(stored)) = (&sent, &stale)
+            && response.head().status == 200
+        {
+            // What a GET would have been told now (RFC 9111 §4.3.5).
+            let request = RequestHead { method: Method::Get, ..*self.incoming.head };
+            let storing =
+                Storing { request: &request, ..self.storing(store, url_key, asked_ms, epoch, None) };
+            take_over_from_head(&storing, stored, &response.head());
+        }
         // Conditions that are the origin's to judge stay unanswered.
         let stale = stale.filter(|_| !self.incoming.head.fields.has_any(FOR_THE_ORIGIN));
         let stored = self.stand_in_for(&sent, stale.as_ref(), reason);

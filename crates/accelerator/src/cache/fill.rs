@@ -7,7 +7,9 @@ use tidegate_http::cache::conditional::{Precondition, evaluate_for_cache};
 use tidegate_http::cache::{self, Forwarded, Handling, NotStorable, Policy, RequestDirectives, Reuse, vary};
 use tidegate_http::date;
 use tidegate_http::forward::write_response_fields;
-use tidegate_http::{BodyFraming, FieldId, Fields, RequestHead, ResponseHead, status_reason, write_decimal};
+use tidegate_http::{
+    BodyFraming, FieldId, Fields, RequestHead, ResponseHead, Version, status_reason, write_decimal,
+};
 use tidegate_store::{InsertError, Object, Store, Writer};
 
 use crate::cache::entries::{Entry, ResponseEntry, append_variant, encode_variants, name_by_coding};
@@ -478,7 +480,11 @@ pub(crate) fn write_client_head(
         out.extend_from_slice(date);
         out.extend_from_slice(b"\r\n");
     }
-    let version = if response.version == tidegate_http::Version::Http10 { "1.0" } else { "1.1" };
+    let version = match response.version {
+        Version::Http10 => "1.0",
+        Version::Http11 => "1.1",
+        Version::Http2 => "2",
+    };
     for part in ["Via: ", version, " ", pseudonym, "\r\n"] {
         out.extend_from_slice(part.as_bytes());
     }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use tidegate_http::cache::{self, Forwarded};
 use tidegate_http::normalize::normalize;
-use tidegate_http::{Progress, RequestParser};
+use tidegate_http::{Method, Progress, RequestHead, RequestParser};
 use tidegate_store::Object;
 
 use crate::cache::fetch::Miss;
@@ -61,7 +61,8 @@ fn refresh<'r>(
         let Place { core, plan, pools, to } = place;
         let mut parser = RequestParser::new(plan.limits.head);
         let Ok(Progress::Complete { .. }) = parser.parse(buffer) else { return };
-        let head = parser.head(buffer);
+        // Whatever the client wants of the response, what is stored is the whole.
+        let head = RequestHead { method: Method::Get, method_bytes: b"GET", ..parser.head(buffer) };
         let mut scratch = Vec::new();
         let Ok(normalized) = normalize(&head, plan.personality, &mut scratch) else { return };
         let info = ClientInfo::of(plan, &head, peer, is_encrypted);

@@ -60,6 +60,23 @@ pub(super) struct Freshened {
     pub has_age: bool,
 }
 
+/// Takes over what a 200 to a HEAD says about a stored response that a GET would have been answered with, or removes that if
+/// it is another one (RFC 9111 §4.3.5).
+pub(super) fn take_over_from_head(storing: &Storing<'_>, stored: &Object, response: &ResponseHead<'_>) {
+    let Some(Entry::Response(entry)) = Entry::decode(stored.meta()) else { return };
+    // One that was compressed here has another length and validator than the server's.
+    if entry.status != 200 || entry.is_by_coding {
+        return;
+    }
+    let length =
+        response.fields.get(FieldId::ContentLength).and_then(|value| std::str::from_utf8(value).ok());
+    if length.is_some_and(|length| length.trim().parse() != Ok(stored.body_length())) {
+        storing.store.remove(stored.key());
+    } else {
+        let _ = freshen(storing, stored, response);
+    }
+}
+
 /// Takes over what a 304 says about a stored response (RFC 9111 §4.3.4). `None` when it is about another one, or when
 /// the stored one was removed on purpose meanwhile.
 pub(super) fn freshen(

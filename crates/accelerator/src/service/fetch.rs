@@ -19,7 +19,7 @@ use crate::service::answer::{Answer, Incoming};
 use crate::service::plan::Plan;
 use crate::service::routes::Changed;
 use crate::settings::Balance;
-use crate::upstream::{OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
+use crate::upstream::{Group, OutgoingRequest, Pools, RequestBody, Response, UpstreamError};
 
 /// How often a request may come by. More than once is not yet a loop: gateways in a row may share a pseudonym.
 const MOST_ROUNDS: usize = 5;
@@ -167,8 +167,13 @@ impl Fetch<'_> {
     ) -> Result<Box<Response>, UpstreamError> {
         let head = self.incoming.head;
         let changes = self.plan.routes.changes(self.to.changes);
+        let default_host = match self.incoming.normalized.authority {
+            b"" => self.plan.groups().get(self.to.index).map(Group::host).unwrap_or_default(),
+            _ => String::new(),
+        };
         let context = ForwardContext {
             client: self.incoming.peer,
+            default_host: default_host.as_bytes(),
             scheme: if self.incoming.info.is_encrypted { "https" } else { "http" },
             via_pseudonym: &self.plan.pseudonym,
             trusted_client: self.plan.is_trusted(self.incoming.peer),

@@ -20,6 +20,8 @@ use crate::upstream::{BodyReadError, RequestBody};
 const READ_BYTES: usize = 16 * 1024;
 /// What is read and thrown away so that a connection can be used again after an early answer.
 const DISCARD_BYTES: u64 = 64 * 1024;
+/// Of interim responses, what waits for the socket before further ones are left out.
+const LATE_BYTES: usize = 64 * 1024;
 
 /// A request body on its way in.
 pub(crate) struct ClientBody<'c> {
@@ -302,7 +304,7 @@ impl RequestBody for ClientBody<'_> {
     /// RFC 9110 §15.2: interim responses go on to clients that understand them, at once: to come early is all they are
     /// for. Our own 100 (Continue) has gone out already.
     fn informational(&mut self, head: &ResponseHead<'_>) {
-        if self.version == Version::Http10 || head.status == 100 {
+        if self.version == Version::Http10 || head.status == 100 || self.late.len() > LATE_BYTES {
             return;
         }
         let is_first = self.late.is_empty();

@@ -268,6 +268,9 @@ impl Line {
     async fn next(&mut self, method: Method) -> Result<Next, UpstreamError> {
         let mut interim = Vec::new();
         let head = loop {
+            if interim.len() == INTERIM_RESPONSES && self.waiting.len() < 2 {
+                return Ok(Next::Interim(interim));
+            }
             let Some(head) = self.head(method, !interim.is_empty()).await? else {
                 return Ok(Next::Interim(interim));
             };

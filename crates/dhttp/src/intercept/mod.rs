@@ -217,6 +217,7 @@ impl Shared {
         let context = ForwardContext {
             client: client.ip().to_canonical(),
             scheme: "http",
+            default_host: b"",
             via_pseudonym: PSEUDONYM,
             trusted_client: false,
             keep_upgrade: false,

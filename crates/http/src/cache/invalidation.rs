@@ -143,7 +143,7 @@ mod tests {
             assert_eq!(named(method, 303, &[]), ["self"]);
             assert!(named(method, 404, &[]).is_empty() && named(method, 500, &[]).is_empty());
         }
-        for method in [Method::Get, Method::Head, Method::Options, Method::Trace] {
+        for method in [Method::Get, Method::Head, Method::Options, Method::Trace, Method::Query] {
             assert!(named(method, 200, &[("Location", "/a")]).is_empty());
         }
     }

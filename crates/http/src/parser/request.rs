@@ -262,7 +262,7 @@ impl RequestParser {
         facts.upgrade = http11 && says.upgrade && upgrade_protocols(&fields).next().is_some();
         facts.expect_continue = http11
             && !matches!(facts.framing, BodyFraming::None | BodyFraming::Length(0))
-            && fields.get_all(FieldId::Expect).any(|value| value.eq_ignore_ascii_case(b"100-continue"));
+            && fields.lists(FieldId::Expect, b"100-continue");
         Ok(())
     }
 
@@ -331,6 +331,7 @@ impl Method {
             b"TRACE" => Self::Trace,
             b"PATCH" => Self::Patch,
             b"PURGE" => Self::Purge,
+            b"QUERY" => Self::Query,
             _ => Self::Other,
         }
     }

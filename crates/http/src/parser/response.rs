@@ -198,6 +198,13 @@ impl ParsedResponse {
     pub fn head<'a>(&'a self, buffer: &'a [u8]) -> ResponseHead<'a> {
         self.facts.head(buffer, Fields::new(buffer, &self.fields, self.present))
     }
+
+    /// The same, of a response that was received by another version than its head is written in.
+    #[must_use]
+    pub fn received_by(mut self, version: Version) -> Self {
+        self.facts.version = version;
+        self
+    }
 }
 
 impl Facts {
