@@ -8,6 +8,7 @@
 mod certificate;
 mod client;
 pub mod http2;
+pub mod http2_origin;
 mod message;
 mod origin;
 mod pages;

@@ -198,6 +198,9 @@ pub struct Upstream {
     pub idle_timeout: Duration,
     /// Connections open at once, per data core and server.
     pub max_connections: usize,
+    /// Whether requests go by HTTP/2: by TLS if the server chooses it, in the clear in any case. Connections are then
+    /// requests under way.
+    pub http2: bool,
     /// Requests that may be under way on one connection (pipelining, RFC 9112 §9.3.2); 1 turns it off.
     pub pipeline: usize,
     /// How long requests wait for a response to one before them.
@@ -541,6 +544,7 @@ impl Upstream {
             idle_connections: 64,
             idle_timeout: Duration::from_secs(60),
             max_connections: 1024,
+            http2: false,
             pipeline: 1,
             pipeline_timeout: Duration::from_millis(20),
             max_failures: 3,
@@ -553,6 +557,6 @@ impl Upstream {
     /// Reads how servers with TLS are known, if there are any.
     pub fn trust(&self) -> Result<Option<Trust>, CertificateError> {
         let is_wanted = self.servers.iter().any(|server| matches!(server, ServerAddress::Tls(_)));
-        is_wanted.then(|| Trust::new(&self.tls)).transpose()
+        is_wanted.then(|| Trust::new(&self.tls, self.http2)).transpose()
     }
 }

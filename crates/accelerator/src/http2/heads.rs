@@ -96,7 +96,7 @@ pub(super) fn read_response(bytes: &Bytes, method: tidegate_http::Method) -> Opt
 }
 
 /// Trailer fields, without those that have no meaning there (§8.1).
-pub(super) fn trailers<'t>(fields: impl Iterator<Item = (&'t [u8], &'t [u8])>) -> HeaderMap {
+pub(crate) fn trailers<'t>(fields: impl Iterator<Item = (&'t [u8], &'t [u8])>) -> HeaderMap {
     let mut map = HeaderMap::new();
     for (name, value) in fields {
         let is_kept = !is_hop_by_hop(FieldId::from_name(name));

@@ -12,7 +12,7 @@ use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
 use super::certificates::{self, CertificateError};
-use super::{ALPN_HTTP1, RECORD_BYTES};
+use super::{ALPN_HTTP1, ALPN_HTTP2, RECORD_BYTES};
 use crate::settings::{TlsServer, UpstreamTls};
 
 /// How the servers of a group are known, read from its files.
@@ -20,8 +20,8 @@ use crate::settings::{TlsServer, UpstreamTls};
 pub struct Trust(Arc<ClientConfig>);
 
 impl Trust {
-    /// Reads the files.
-    pub fn new(settings: &UpstreamTls) -> Result<Self, CertificateError> {
+    /// Reads the files; `http2` says whether the servers may choose that.
+    pub fn new(settings: &UpstreamTls, http2: bool) -> Result<Self, CertificateError> {
         let provider = Arc::new(ring::default_provider());
         let of_library = |error: rustls::Error| CertificateError::Make(error.to_string());
         let known = Known::read(settings)?;
@@ -37,7 +37,8 @@ impl Trust {
                 builder.with_client_cert_resolver(Arc::new(rustls::sign::SingleCertAndKey::from(certified)))
             }
         };
-        config.alpn_protocols = vec![ALPN_HTTP1.to_vec()];
+        let protocols: &[&[u8]] = if http2 { &[ALPN_HTTP2, ALPN_HTTP1] } else { &[ALPN_HTTP1] };
+        config.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
         Ok(Self(Arc::new(config)))
     }
 

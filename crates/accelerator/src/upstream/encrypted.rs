@@ -11,7 +11,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
 use crate::settings::TlsServer;
-use crate::tls::Trust;
+use crate::tls::{ALPN_HTTP2, Trust};
 use crate::upstream::stream::{Heard, connect_tcp};
 
 /// Reads from the socket before others get their turn, where they bring nothing to be read.
@@ -91,12 +91,9 @@ impl TlsStream {
         Err(ErrorKind::WouldBlock.into())
     }
 
-    pub(super) fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
-        let start = buffer.len();
-        buffer.resize(buffer.capacity(), 0);
-        let read = self.try_read(buffer.get_mut(start..).unwrap_or_default());
-        buffer.truncate(start + read.as_ref().map_or(0, |length| *length));
-        read
+    /// Whether the server has chosen HTTP/2 (RFC 7301).
+    pub(super) fn is_for_http2(&self) -> bool {
+        self.session.borrow().tls.alpn_protocol() == Some(ALPN_HTTP2)
     }
 
     /// What could be encrypted, but not be sent whole, is owed: `WouldBlock`, as if nothing had been taken.

@@ -2,6 +2,8 @@ use std::io;
 
 use tidegate_http::{BodyError, HeadError};
 
+use crate::upstream::http2;
+
 /// Why no response came, or not all of it. Says whose fault it is; [`UpstreamError::status`] is the answer.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -31,6 +33,12 @@ pub(crate) enum UpstreamError {
     /// The connection broke.
     #[error("the connection to the server broke: {0}")]
     Broken(io::Error),
+    /// The server has done nothing about the request.
+    #[error("the server does not take the request: {0}")]
+    Untouched(io::Error),
+    /// The request has something that HTTP/2 has no form for.
+    #[error("the request cannot be said in HTTP/2: {0}")]
+    NoHttp2(io::Error),
     /// The server closed the connection before the response was whole.
     #[error("the server closed the connection before the response was whole")]
     Incomplete,
@@ -89,7 +97,9 @@ impl UpstreamError {
         match self {
             Self::NoServer | Self::Busy | Self::ClientsShare | Self::Exhausted(_) | Self::Unreviewed => 503,
             Self::ConnectTimeout | Self::ResponseTimeout => 504,
-            Self::Connect(_) | Self::Broken(_) | Self::Incomplete | Self::TooManyInterim => 502,
+            Self::Connect(_) | Self::Broken(_) | Self::Untouched(_) | Self::Incomplete => 502,
+            Self::TooManyInterim => 502,
+            Self::NoHttp2(_) => 400,
             Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade | Self::UnaskedNotModified => 502,
             Self::OtherLength => 502,
             Self::Client(BodyReadError::Malformed | BodyReadError::ClientGone) => 400,
@@ -98,6 +108,11 @@ impl UpstreamError {
             Self::Client(BodyReadError::Refused) => 403,
             Self::Client(BodyReadError::Adaptation) => 502,
         }
+    }
+
+    /// What has gone wrong with a connection, or with one of those that share it.
+    pub(crate) fn of_connection(error: io::Error) -> Self {
+        if http2::is_untouched(&error) { Self::Untouched(error) } else { Self::Broken(error) }
     }
 
     /// Of two servers that were tried, what is said of both: one that others can have says more than one that nobody
@@ -135,6 +150,10 @@ impl UpstreamError {
 
     /// Whether the client is to blame, so that the server's health does not suffer.
     pub(crate) fn is_clients_fault(&self) -> bool {
-        matches!(self, Self::Client(error) if *error != BodyReadError::Adaptation)
+        match self {
+            Self::NoHttp2(_) => true,
+            Self::Client(error) => *error != BodyReadError::Adaptation,
+            _ => false,
+        }
     }
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use tidegate_http::forward::upgrade_protocols;
 use tidegate_http::{
     BodyFraming, FieldId, Fields, HeadLimits, Method, ParsedResponse, Progress, ResponseHead, ResponseParser,
+    Version,
 };
 use tokio::time::Instant;
 
@@ -21,8 +22,10 @@ pub(crate) const READ_BYTES: usize = 32 * 1024;
 const UPLOAD_SILENCE: Duration = Duration::from_secs(24 * 3600);
 /// Fields that a response may have: more than a request, since it is our own server's.
 const RESPONSE_FIELDS: u16 = 1000;
-/// Interim responses that a server may send before the final one.
+/// Interim responses that are kept for later.
 pub(super) const INTERIM_RESPONSES: usize = 16;
+/// Interim responses that a server may send before the final one: some say by them now and then that they are at work.
+const MOST_INTERIM_RESPONSES: usize = 1000;
 
 /// A request as it goes to a server.
 pub(crate) struct OutgoingRequest<'a> {
@@ -137,7 +140,10 @@ async fn send_and_receive<B: RequestBody>(
     body: &mut B,
     limits: ExchangeLimits<'_>,
 ) -> Result<Box<Received>, UpstreamError> {
-    send_all(stream, request.head, limits.silence).await?;
+    match stream.http2() {
+        Some(stream) => stream.send_head(request.head, request.framing != BodyFraming::None)?,
+        None => send_all(stream, request.head, limits.silence).await?,
+    }
     if request.framing == BodyFraming::None {
         return HeadReader::new(request.method).read(stream, limits, Some(body)).await;
     }
@@ -237,6 +243,10 @@ impl HeadReader {
                     None => continue,
                 },
             };
+            let head = match stream.http2() {
+                Some(_) => Head { parsed: head.parsed.received_by(Version::Http2), ..head },
+                None => head,
+            };
             let status = head.get().status;
             if !(100..200).contains(&status) || status == 101 {
                 let (interim, rest) = (std::mem::take(&mut self.interim), std::mem::take(&mut self.bytes));
@@ -244,7 +254,7 @@ impl HeadReader {
             }
             self.interim_count += 1;
             self.deadline = None;
-            if self.interim_count > INTERIM_RESPONSES {
+            if self.interim_count > MOST_INTERIM_RESPONSES || self.interim.len() == INTERIM_RESPONSES {
                 return Err(UpstreamError::TooManyInterim);
             }
             match &mut body {
@@ -339,9 +349,11 @@ async fn read_when_ready(
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let deadline = *deadline.get_or_insert_with(|| Instant::now() + silence);
                 let readable = tokio::time::timeout_at(deadline, stream.readable()).await;
-                readable.map_err(|_| UpstreamError::ResponseTimeout)?.map_err(UpstreamError::Broken)?;
+                readable
+                    .map_err(|_| UpstreamError::ResponseTimeout)?
+                    .map_err(UpstreamError::of_connection)?;
             }
-            Err(error) => return Err(UpstreamError::Broken(error)),
+            Err(error) => return Err(UpstreamError::of_connection(error)),
         }
     }
 }

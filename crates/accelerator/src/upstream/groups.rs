@@ -82,8 +82,10 @@ impl Groups {
     pub(crate) fn new(settings: &[Upstream], before: Option<&Self>) -> Result<Self, GroupError> {
         let group = |settings: &Upstream| {
             // Those that are to be known by something else are other servers.
-            let same =
-                |group: &&Group| group.settings.name == settings.name && group.settings.tls == settings.tls;
+            let same = |group: &&Group| {
+                let (ours, theirs) = (settings, &group.settings);
+                theirs.name == ours.name && theirs.tls == ours.tls && theirs.http2 == ours.http2
+            };
             let mut known = before
                 .and_then(|before| before.iter().find(same))
                 .map_or(vec![], |same| same.servers.clone());
@@ -159,6 +161,11 @@ impl Groups {
 }
 
 impl Group {
+    /// What `Host` says where nobody asks for anything else.
+    pub(crate) fn host(&self) -> String {
+        self.servers.first().map(|server| server.address.host()).unwrap_or_default()
+    }
+
     /// The server for a request, none of those in `tried`. When every server is out because of its failures, the least
     /// recently failed is tried all the same: an answer that may come is better than none. One that failed its health
     /// check is not.

@@ -9,6 +9,7 @@ mod error;
 mod exchange;
 mod groups;
 mod health;
+mod http2;
 pub(crate) mod permits;
 mod pipeline;
 mod pool;
@@ -18,7 +19,7 @@ mod upload;
 
 pub(crate) use error::{BodyReadError, UpstreamError};
 pub(crate) use exchange::{Head, OutgoingRequest, read_more};
-pub(crate) use groups::Groups;
+pub(crate) use groups::{Group, Groups};
 pub use groups::{GroupError, UpstreamStatus};
 pub(crate) use health::run_health_checks;
 pub(crate) use permits::{Permit, Permits};

@@ -12,6 +12,7 @@ use crate::data_core::millis;
 use crate::settings::Upstream;
 use crate::upstream::exchange::{Arrivals, ExchangeLimits, OutgoingRequest, Received, exchange, go_on};
 use crate::upstream::groups::{Group, Groups, Server};
+use crate::upstream::http2::Sessions;
 use crate::upstream::permits::{NoPermit, Permit, Permits};
 use crate::upstream::pipeline::{Outcome, Pipeline};
 use crate::upstream::{Heard, RequestBody, Response, Stream, UpstreamError};
@@ -33,6 +34,8 @@ pub(crate) struct Pools {
 pub(super) struct Pool {
     /// Each with when it was used last ([`Groups::now_ms`]); the most recently used last, so that the others time out.
     idle: RefCell<Vec<(Rc<Stream>, u64)>>,
+    /// Those by HTTP/2, idle or not.
+    sessions: Sessions,
     permits: Rc<Permits>,
     pipeline: Pipeline,
     /// Until then connections are used once: the server has sent more than its responses announce.
@@ -65,6 +68,7 @@ impl Pools {
                 let mut idle = pool.idle.borrow_mut();
                 let expired = idle.partition_point(|(_, since_ms)| *since_ms < oldest_ms);
                 idle.drain(..expired);
+                pool.sessions.sweep(millis(group.settings.idle_timeout));
             }
         }
     }
@@ -157,8 +161,7 @@ impl Pools {
             match exchange(&stream, request, body, limits).await {
                 Ok(received) => return Ok(lease.answered(Some(stream), received)),
                 // The server closed the connection while it was idle: that says nothing about its health.
-                Err(UpstreamError::Incomplete | UpstreamError::Broken(_))
-                    if request.method.is_idempotent() && body.is_replayable() => {}
+                Err(error) if may_be_repeated(&error, request, body) => {}
                 Err(error) => return Err(lease.blame(error, false)),
             }
         }
@@ -203,19 +206,33 @@ async fn attempt_anew<B: RequestBody>(
     connect_timeout: Duration,
     limits: ExchangeLimits<'_>,
 ) -> Result<Box<Response>, Failed> {
-    let stream = match connect(lease.group(), lease.server(), connect_timeout).await {
+    let connection = connect(lease.group(), lease.server(), connect_timeout);
+    let connected = match lease.settings().http2 {
+        true => lease.pool.sessions.connect(connect_timeout, connection).await,
+        false => connection.await,
+    };
+    let stream = match connected {
         Ok(stream) => Rc::new(stream),
         Err(error) => return Err(lease.blame(error, body.is_replayable())),
     };
     match exchange(&stream, request, body, limits).await {
         Ok(received) => Ok(lease.answered(Some(stream), received)),
         Err(error) => {
-            let retry = request.method.is_idempotent()
-                && body.is_replayable()
-                && matches!(error, UpstreamError::Incomplete | UpstreamError::Broken(_));
+            let retry = may_be_repeated(&error, request, body);
             Err(lease.blame(error, retry))
         }
     }
+}
+
+/// Whether a request that had no answer may be sent again (RFC 9110 §9.2.2): the server has nothing of it, or nothing comes of
+/// doing it twice.
+fn may_be_repeated<B: RequestBody>(error: &UpstreamError, request: &OutgoingRequest<'_>, body: &B) -> bool {
+    let is_safe = match error {
+        UpstreamError::Untouched(_) => true,
+        UpstreamError::Incomplete | UpstreamError::Broken(_) => request.method.is_idempotent(),
+        _ => false,
+    };
+    is_safe && body.is_replayable()
 }
 
 /// Why an attempt failed, and whether another one is safe.
@@ -284,8 +301,13 @@ impl Lease {
         &self.pool.pipeline
     }
 
-    /// An idle connection to the server, if there is one.
+    /// An idle connection to the server, or room on one by HTTP/2, if there is.
     pub(super) fn take_idle(&self) -> Option<Rc<Stream>> {
+        if self.settings().http2
+            && let Some(stream) = self.pool.sessions.stream()
+        {
+            return Some(Rc::new(stream));
+        }
         let idle_ms = millis(self.settings().idle_timeout);
         self.pool.take_idle(self.groups.now_ms().saturating_sub(idle_ms))
     }
@@ -332,6 +354,13 @@ impl Lease {
 
     /// Keeps a connection for the next request.
     pub(crate) fn give_back(&self, stream: Rc<Stream>) {
+        if stream.http2().is_some() {
+            if let Some(Stream::Http2(stream)) = Rc::into_inner(stream) {
+                stream.finish();
+            }
+            self.pool.sessions.trim(self.settings().idle_connections);
+            return;
+        }
         if self.pool.is_distrusted() {
             return;
         }
@@ -376,7 +405,10 @@ pub(crate) async fn connect(
     server: &Server,
     timeout: Duration,
 ) -> Result<Stream, UpstreamError> {
-    let connection = Stream::connect(&server.address, group.trust.as_ref());
+    let connection = async {
+        let stream = Stream::connect(&server.address, group.trust.as_ref()).await?;
+        if group.settings.http2 { stream.into_http2().await } else { Ok(stream) }
+    };
     let attempt = tokio::time::timeout(timeout, connection).await;
     attempt.map_err(|_| UpstreamError::ConnectTimeout)?.map_err(UpstreamError::of_connecting)
 }

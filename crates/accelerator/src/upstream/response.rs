@@ -156,7 +156,9 @@ impl Response {
             out.extend_from_slice(b"Transfer-Encoding: chunked\r\n");
         }
         let too_many = HeadError::TooManyFields { limit: u16::MAX };
-        self.head = Head::read(out, method).ok_or(UpstreamError::Head(too_many))?;
+        let version = head.version;
+        let Head { bytes, parsed } = Head::read(out, method).ok_or(UpstreamError::Head(too_many))?;
+        self.head = Head { bytes, parsed: parsed.received_by(version) };
         self.passes_trailers = false;
         Ok(())
     }

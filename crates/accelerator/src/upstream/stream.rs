@@ -14,6 +14,7 @@ use crate::data_core::pacing;
 use crate::settings::ServerAddress;
 use crate::tls::Trust;
 use crate::upstream::encrypted::{Direction, TlsStream};
+use crate::upstream::http2::{Http2Stream, Session};
 
 /// How long until a server whose queue is full is asked again: at first, and at most. Many requests may wait for it at once.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -24,6 +25,8 @@ pub(crate) enum Stream {
     Tcp(TcpStream),
     Tls(Box<TlsStream>),
     Unix(UnixStream),
+    /// One of those that share a connection by HTTP/2, for one exchange.
+    Http2(Box<Http2Stream>),
 }
 
 /// What a connection that is not used has to say.
@@ -52,6 +55,7 @@ impl Stream {
             Self::Tcp(stream) => stream.readable().await,
             Self::Tls(stream) => stream.readable().await,
             Self::Unix(stream) => stream.readable().await,
+            Self::Http2(stream) => stream.readable().await,
         }
     }
 
@@ -60,6 +64,7 @@ impl Stream {
             Self::Tcp(stream) => stream.writable().await,
             Self::Tls(stream) => stream.writable().await,
             Self::Unix(stream) => stream.writable().await,
+            Self::Http2(stream) => stream.writable().await,
         }
     }
 
@@ -68,14 +73,16 @@ impl Stream {
             Self::Tcp(stream) => stream.try_read(bytes),
             Self::Tls(stream) => stream.try_read(bytes),
             Self::Unix(stream) => stream.try_read(bytes),
+            Self::Http2(stream) => stream.try_read(bytes),
         }
     }
 
     pub(super) fn try_read_buf(&self, buffer: &mut Vec<u8>) -> io::Result<usize> {
         match self {
             Self::Tcp(stream) => stream.try_read_buf(buffer),
-            Self::Tls(stream) => stream.try_read_buf(buffer),
+            Self::Tls(stream) => read_into_room(buffer, |room| stream.try_read(room)),
             Self::Unix(stream) => stream.try_read_buf(buffer),
+            Self::Http2(stream) => read_into_room(buffer, |room| stream.try_read(room)),
         }
     }
 
@@ -84,6 +91,7 @@ impl Stream {
             Self::Tcp(stream) => stream.try_write(bytes),
             Self::Tls(stream) => stream.try_write(bytes),
             Self::Unix(stream) => stream.try_write(bytes),
+            Self::Http2(stream) => stream.try_write(bytes),
         }
     }
 
@@ -93,8 +101,8 @@ impl Stream {
         let drained = || Err::<(), _>(io::ErrorKind::WouldBlock.into());
         let _ = match self {
             Self::Tcp(stream) => stream.try_io(Interest::READABLE, drained),
-            // What was read are records that came before: that says nothing of the socket.
-            Self::Tls(_) => return,
+            // What was read are records or frames that came before: that says nothing of the socket.
+            Self::Tls(_) | Self::Http2(_) => return,
             Self::Unix(stream) => stream.try_io(Interest::READABLE, drained),
         };
     }
@@ -105,6 +113,8 @@ impl Stream {
             Self::Tcp(stream) => stream.as_fd(),
             Self::Tls(stream) => return stream.listen(),
             Self::Unix(stream) => stream.as_fd(),
+            // It is for one exchange, and not kept.
+            Self::Http2(_) => return Heard::End,
         };
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         match rustix::net::recv(socket, &mut [0; 1], flags) {
@@ -129,8 +139,37 @@ impl Stream {
                 let (read, write) = stream.split();
                 (Box::new(read), Box::new(write))
             }
+            // A response by HTTP/2 never changes protocols.
+            Self::Http2(_) => (Box::new(tokio::io::empty()), Box::new(tokio::io::sink())),
         }
     }
+
+    /// Speaks HTTP/2 from now on, if the server is known to: a stream of it.
+    pub(super) async fn into_http2(self) -> io::Result<Self> {
+        if matches!(&self, Self::Tls(stream) if !stream.is_for_http2()) {
+            return Ok(self);
+        }
+        Session::start(self).await.map(|session| session.stream())
+    }
+
+    pub(super) fn http2(&self) -> Option<&Http2Stream> {
+        match self {
+            Self::Http2(stream) => Some(stream),
+            _ => None,
+        }
+    }
+}
+
+/// Reads into what room there is behind what the buffer has.
+pub(super) fn read_into_room(
+    buffer: &mut Vec<u8>,
+    read: impl FnOnce(&mut [u8]) -> io::Result<usize>,
+) -> io::Result<usize> {
+    let start = buffer.len();
+    buffer.resize(buffer.capacity(), 0);
+    let read = read(buffer.get_mut(start..).unwrap_or_default());
+    buffer.truncate(start + read.as_ref().map_or(0, |length| *length));
+    read
 }
 
 /// Requests go out as they are written, and are not paced within the host.

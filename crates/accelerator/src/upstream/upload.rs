@@ -73,7 +73,7 @@ pub(crate) enum UploadState {
     Stopped,
 }
 
-/// Sends a body with the framing that the request's head announced.
+/// Sends a body with the framing that the request's head announced, or in frames of HTTP/2, which need none.
 pub(crate) struct Upload {
     stream: Rc<Stream>,
     framing: BodyFraming,
@@ -130,15 +130,23 @@ impl Upload {
             self.frame.clear();
             self.sent = 0;
             match piece {
+                Some(piece) if self.stream.http2().is_some() => {
+                    count(&mut self.framing, piece)?;
+                    self.frame.extend_from_slice(piece);
+                }
                 Some(piece) => push(&mut self.framing, piece, &mut self.frame)?,
                 None => {
                     self.ended = true;
                     match self.framing {
+                        BodyFraming::Length(left) if left > 0 => return Err(wrong_length()),
+                        _ if let Some(stream) = self.stream.http2() => {
+                            let passed = self.passes_trailers.then(|| body.trailers());
+                            stream.end(passed.into_iter().flatten()).map_err(UpstreamError::Broken)?;
+                        }
                         BodyFraming::Chunked if self.passes_trailers => {
                             write_last_chunk(body.trailers(), &mut self.frame);
                         }
                         BodyFraming::Chunked => write_last_chunk(std::iter::empty(), &mut self.frame),
-                        BodyFraming::Length(left) if left > 0 => return Err(wrong_length()),
                         _ => {}
                     }
                 }
@@ -156,9 +164,9 @@ impl Drop for Upload {
     }
 }
 
-/// Appends a piece of the body as it goes to the server. A length that was announced is kept to: a byte more would be
-/// the start of another request.
+/// Appends a piece of the body as it goes to the server by HTTP/1.1.
 fn push(framing: &mut BodyFraming, piece: &[u8], frame: &mut Vec<u8>) -> Result<(), UpstreamError> {
+    count(framing, piece)?;
     match framing {
         BodyFraming::Chunked if piece.is_empty() => {}
         BodyFraming::Chunked => {
@@ -166,9 +174,17 @@ fn push(framing: &mut BodyFraming, piece: &[u8], frame: &mut Vec<u8>) -> Result<
             frame.extend_from_slice(piece);
             frame.extend_from_slice(b"\r\n");
         }
+        _ => frame.extend_from_slice(piece),
+    }
+    Ok(())
+}
+
+/// A length that was announced is kept to: a byte more would be the start of another request.
+fn count(framing: &mut BodyFraming, piece: &[u8]) -> Result<(), UpstreamError> {
+    match framing {
+        BodyFraming::Chunked => {}
         BodyFraming::Length(left) => {
             *left = left.checked_sub(piece.len() as u64).ok_or_else(wrong_length)?;
-            frame.extend_from_slice(piece);
         }
         _ => return Err(wrong_length()),
     }
@@ -206,9 +222,11 @@ async fn send_some(stream: &Stream, bytes: &[u8], silence: Duration) -> Result<u
             Ok(written) => return Ok(written),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 let writable = tokio::time::timeout(silence, stream.writable()).await;
-                writable.map_err(|_| UpstreamError::ResponseTimeout)?.map_err(UpstreamError::Broken)?;
+                writable
+                    .map_err(|_| UpstreamError::ResponseTimeout)?
+                    .map_err(UpstreamError::of_connection)?;
             }
-            Err(error) => return Err(UpstreamError::Broken(error)),
+            Err(error) => return Err(UpstreamError::of_connection(error)),
         }
     }
 }

@@ -74,7 +74,7 @@ impl SharedAccount {
 
     fn wire(&self, wanted: &Wanted) -> Result<Box<Wire>, OrderError> {
         let tls = UpstreamTls { authority: wanted.settings.authority.clone(), ..UpstreamTls::default() };
-        Ok(Box::new(Wire::new(Trust::new(&tls)?, self.asked_to_wait.clone())))
+        Ok(Box::new(Wire::new(Trust::new(&tls, false)?, self.asked_to_wait.clone())))
     }
 
     async fn kept(&self, wanted: &Wanted) -> Result<Option<Account>, OrderError> {

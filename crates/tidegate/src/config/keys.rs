@@ -337,6 +337,14 @@ static UPSTREAM: Section = Section {
              them.",
         ),
         key(
+            "http2",
+            Kind::Flag,
+            Is("false"),
+            "Requests go by HTTP/2, as gRPC wants it: with `https://` if the server chooses it, in the clear (\"h2c\", by prior \
+             knowledge) in any case. Up to 100 of them share a connection, and `max_connections` is how many are under \
+             way. What asks for another protocol, such as WebSocket, is not.",
+        ),
+        key(
             "pipeline",
             Kind::Integer { min: 1, max: 64 },
             Is("1"),

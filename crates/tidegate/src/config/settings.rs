@@ -355,6 +355,14 @@ fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream
             format!("upstream.idle_connections: expected at most max_connections, {max}, not {idle}");
         report.error(offset, message, None);
     }
+    let http2 = section.flag("http2") == Some(true);
+    if http2
+        && section.integer("pipeline").is_some_and(|requests| requests > 1)
+        && let Some(offset) = section.offset_of("pipeline")
+    {
+        let message = "upstream.pipeline: by HTTP/2 no request waits for another, and is not sent behind it";
+        report.error(offset, message.to_owned(), Some("leave out `pipeline`, or `http2`".into()));
+    }
     Upstream {
         balance: match section.text("balance").as_deref() {
             Some("least-connections") => Balance::LeastConnections,
@@ -367,6 +375,7 @@ fn upstream(name: String, section: &Values, report: &mut Report<'_>) -> Upstream
         idle_timeout: section.duration("idle_timeout").unwrap_or(defaults.idle_timeout),
         idle_connections: idle_connections.unwrap_or(defaults.idle_connections),
         max_connections: max_connections.unwrap_or(defaults.max_connections),
+        http2,
         pipeline: section.integer("pipeline").map(to_usize).unwrap_or(defaults.pipeline),
         pipeline_timeout: section.duration("pipeline_timeout").unwrap_or(defaults.pipeline_timeout),
         max_failures: section

@@ -73,7 +73,7 @@ source = \"10.1.1.0/40\"
          unix:/PATH without a path of a URL, not \"https://127.0.0.1/app\"",
         "t.toml:11:55: upstream.servers: expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH, not 7",
         "t.toml:12:1: upstream.ballance: unknown key in [[upstream]], expected one of name, servers, require, balance, \
-         connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, pipeline, \
+         connect_timeout, response_timeout, idle_timeout, idle_connections, max_connections, http2, pipeline, \
          pipeline_timeout, max_failures, fail_timeout, health_check, tls; did you mean \"balance\"?",
         "t.toml:13:19: upstream.max_connections: expected an integer from 1 to 65535, not 0",
         "t.toml:15:1: route: missing upstream, root or redirect, expected one of them",
@@ -128,6 +128,10 @@ fn errors_say_where_what_and_what_was_meant() {
             "[[upstream]]\nname = \"a\"\nservers = [\"127.0.0.1:1\"]\nhealth_check = { interval = \"1s\" }\n"
                 .into(),
             "t.toml:4:16: upstream.health_check.path: missing; expected a path that begins with \"/\"",
+        ),
+        (
+            with_upstream("http2 = true\npipeline = 8\n"),
+            "t.toml:5:12: upstream.pipeline: by HTTP/2 no request waits for another, and is not sent behind it",
         ),
         (
             with_upstream("[[filter]]\npath = \"/%61dmin\"\n"),
