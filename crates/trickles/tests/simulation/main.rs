@@ -1,5 +1,6 @@
 //! Client and servers on a simulated network and clock: whatever is lost, repeated, reordered, damaged or forgotten,
-//! the bytes arrive exactly. A failure prints its seed; `TRICKLES_SEED=n` runs that one, `TRICKLES_RUNS=n` that many.
+//! the bytes arrive exactly. A failure prints its seed; `TRICKLES_SEED=n` runs that one, `TRICKLES_RUNS=n` that many,
+//! beside `TRICKLES_SEED=n` from that one on.
 #![allow(missing_docs, clippy::unwrap_used, reason = "tests")]
 
 #[path = "../support/mod.rs"]
@@ -7,7 +8,7 @@ mod support;
 mod world;
 
 use std::time::Duration;
-use support::way::{Bursts, Dark, Rate, Way, patterns};
+use support::way::{Bursts, Dark, Longest, Rate, Way, patterns};
 use support::{Random, byte_at, objects};
 use tidegate_trickles::client::{self, Read};
 use tidegate_trickles::http::HttpService;
@@ -87,16 +88,15 @@ fn random_way(random: &mut Random) -> Way {
         late: some(random, 300, 200),
         duplication: if random.chance(100) { 1000 } else { some(random, 300, 400) },
         damage: some(random, 200, 50),
-        longest: random.chance(100).then(|| (ms(random, 3000), 1228 + random.below(270))),
+        longest: random.chance(100).then(|| Longest::from(ms(random, 3000), 1228 + random.below(270))),
     }
 }
 
 fn seeds(default: u64) -> std::ops::Range<u64> {
     let variable = |name: &str| std::env::var(name).ok().and_then(|value| value.parse::<u64>().ok());
-    match variable("TRICKLES_SEED") {
-        Some(seed) => seed..seed + 1,
-        None => 0..variable("TRICKLES_RUNS").unwrap_or(default),
-    }
+    let (seed, runs) = (variable("TRICKLES_SEED"), variable("TRICKLES_RUNS"));
+    let first = seed.unwrap_or(0);
+    first..first + runs.unwrap_or(if seed.is_some() { 1 } else { default })
 }
 
 #[test]
@@ -160,7 +160,7 @@ fn every_byte_arrives_on_paths_with_one_kind_of_fault() {
 #[test]
 fn a_transfer_whose_path_begins_to_lose_long_packets_in_silence_goes_on_within_seconds() {
     let clean = calm().down;
-    let sunk = Way { longest: Some((Duration::from_millis(200), 1300)), ..clean };
+    let sunk = Way { longest: Some(Longest::from(Duration::from_millis(200), 1300)), ..clean };
     let took = |weather| World::new(0, weather, objects(&[2_000_000])).fetch_all();
     let usual = took(calm());
     for (up, down) in [(clean, sunk), (sunk, sunk)] {

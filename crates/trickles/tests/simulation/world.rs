@@ -196,13 +196,14 @@ impl World {
             self.away[victim] = self.next_wipe + self.weather.outage;
             self.next_wipe += every / 2 + every.mul_f64(self.random.below(1000) as f64 / 1000.0);
         }
-        if self.now >= self.next_rotation {
+        // Keys rotate in silence, too.
+        while let Some(every) = self.weather.rotate_every.filter(|_| self.now >= self.next_rotation) {
             self.epoch = self.epoch.wrapping_add(1);
             self.keys.rotate(self.epoch, &[self.epoch; 16]);
             for (server, _) in &mut self.servers {
                 server.set_keys(self.keys.clone());
             }
-            self.next_rotation = self.now + self.weather.rotate_every.unwrap_or(Duration::MAX);
+            self.next_rotation += every;
         }
         if self.now >= self.next_rebind {
             self.peer.set_port(self.peer.port() + 1);

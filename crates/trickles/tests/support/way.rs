@@ -21,13 +21,55 @@ pub struct Way {
     /// Packets that are lost by their place: from the first, counted from 0, as many as the second.
     pub lost: (u64, u64),
     pub dark: Option<Dark>,
-    /// Come up to a round trip late, after several later ones.
+    /// Come up to a round trip late, after several later ones, or by as much as this.
     pub late: u64,
+    pub late_by: Option<Duration>,
     pub duplication: u64,
+    /// How many more come of each that is duplicated, beyond the second; each may be as late as any packet is.
+    pub storm: u64,
     /// What damage does is the caller's to say.
     pub damage: u64,
-    /// Longer packets vanish, from some time on: bytes.
-    pub longest: Option<(Duration, u64)>,
+    pub longest: Option<Longest>,
+    pub uneven: Option<Uneven>,
+    pub detour: Option<Detour>,
+}
+
+/// Longer packets vanish, from some time on: for good, or in turns of so long.
+#[derive(Clone, Copy, Debug)]
+pub struct Longest {
+    pub from: Duration,
+    pub bytes: u64,
+    pub turns: Option<Duration>,
+}
+
+impl Longest {
+    pub fn from(from: Duration, bytes: u64) -> Self {
+        Self { from, bytes, turns: None }
+    }
+
+    fn drops(&self, bytes: u64, now: Duration) -> bool {
+        bytes > self.bytes && now.checked_sub(self.from).is_some_and(|since| !is_odd_turn(since, self.turns))
+    }
+}
+
+/// Chances of loss that depend on length: of packets that are longer than so many bytes, and of all others.
+#[derive(Clone, Copy, Debug)]
+pub struct Uneven {
+    pub bytes: u64,
+    pub longer: u64,
+    pub shorter: u64,
+}
+
+/// Another route that takes so much longer, in turns with the first one.
+#[derive(Clone, Copy, Debug)]
+pub struct Detour {
+    pub more: Duration,
+    pub turns: Duration,
+}
+
+/// Whether time falls into the second, fourth, … of turns of this length.
+fn is_odd_turn(since: Duration, turns: Option<Duration>) -> bool {
+    turns.is_some_and(|turns| !(since.as_nanos() / turns.as_nanos().max(1)).is_multiple_of(2))
 }
 
 /// A link of the way.
@@ -71,10 +113,12 @@ impl Rate {
 
     fn at(&self, now: Duration) -> f64 {
         let first = self.bits_per_s as f64;
-        self.other.map_or(first, |(other, lasts)| {
-            let turn = now.as_nanos() / lasts.as_nanos().max(1);
-            if turn.is_multiple_of(2) { first } else { other as f64 }
-        })
+        self.other.map_or(
+            first,
+            |(other, lasts)| {
+                if is_odd_turn(now, Some(lasts)) { other as f64 } else { first }
+            },
+        )
     }
 }
 
@@ -100,15 +144,17 @@ impl Traffic {
             return Vec::new();
         }
         let way = self.way;
-        let copies = 1 + usize::from(random.chance(way.duplication));
+        let copies = 1 + if random.chance(way.duplication) { 1 + way.storm } else { 0 };
+        let detour = way.detour.filter(|detour| is_odd_turn(now, Some(detour.turns)));
+        let delay = way.delay + detour.map_or(Duration::ZERO, |detour| detour.more);
         let share = |random: &mut Random, of: Duration| of.mul_f64(random.below(1000) as f64 / 1000.0);
         (0..copies)
             .map(|_| {
                 let mut more = share(random, way.jitter);
                 if random.chance(way.late) {
-                    more += share(random, 2 * way.delay);
+                    more += share(random, way.late_by.unwrap_or(2 * way.delay));
                 }
-                leaves + way.delay + more
+                leaves + delay + more
             })
             .collect()
     }
@@ -138,7 +184,10 @@ impl Traffic {
             || way.periodic.is_some_and(|period| place % period == period - 1)
             || (way.lost.0..way.lost.0 + way.lost.1).contains(&place)
             || way.dark.is_some_and(|dark| dark.covers(now))
-            || way.longest.is_some_and(|(from, longest)| now >= from && bytes > longest)
+            || way.longest.is_some_and(|longest| longest.drops(bytes, now))
+            || way.uneven.is_some_and(|uneven| {
+                random.chance(if bytes > uneven.bytes { uneven.longer } else { uneven.shorter })
+            })
     }
 }
 
