@@ -142,6 +142,8 @@ pub struct Client {
     last_anchor: Option<Anchor>,
     timeout_due: bool,
     backoff: u32,
+    /// By how much chance shortens the wait for an open's answer.
+    open_haste: u8,
     timeouts: u64,
     /// Times that something arrived only after the attempts that are answered by packets of any length, since a long
     /// one did.
@@ -182,6 +184,7 @@ impl Client {
             last_anchor: None,
             timeout_due: false,
             backoff: 0,
+            open_haste: 0,
             timeouts: 0,
             only_short: 0,
             repeated: 0,

@@ -94,6 +94,7 @@ impl Client {
             self.count_attempt();
             self.open_due = true;
             self.backoff += 1;
+            self.open_haste = self.draw() as u8;
         } else if self.backoff == 0 && self.only_short_pass() {
             self.handle_datagram_too_long();
             self.reopen(now);
@@ -129,7 +130,7 @@ impl Client {
         }
         let wait = match self.established {
             true => self.round_trip.backed_off(self.backoff),
-            false => self.round_trip.backed_off_open(self.backoff),
+            false => self.round_trip.backed_off_open(self.backoff, self.open_haste),
         };
         self.waiting_since.map(|since| since + wait)
     }

@@ -169,6 +169,16 @@ fn a_transfer_whose_path_begins_to_lose_long_packets_in_silence_goes_on_within_s
     }
 }
 
+/// Opens without an answer are 16 s apart at last. So are the dark times, and the fifth open falls into one.
+#[test]
+fn a_path_that_is_dark_whenever_an_open_is_due_then_an_open_comes_at_another_time() {
+    let second = Duration::from_secs(1);
+    // 1, 2, 4 and 8 s after each other: the fifth open is sent after 15 s, all others would be after 31, 47, …
+    let dark = Some(Dark { from: 13 * second, lasts: 4 * second, every: 16 * second });
+    let before = Way { lost: (0, 4), dark, ..calm().up };
+    World::new(0, Weather { up: before, ..calm() }, objects(&[3000])).fetch_all();
+}
+
 /// One HTTP conversation: all objects asked for in turn, some requests sent ahead; every byte of body is compared.
 fn converse(world: &mut World) {
     let paths: Vec<(Vec<u8>, u64)> = world.objects.0.clone().into_iter().collect();
