@@ -73,6 +73,15 @@ impl Client {
         }
     }
 
+    /// Something has come from the server that is no packet: it tells a key, and what was sent is on its way again. An
+    /// open that is lost now need not wait as if nobody were there.
+    pub fn handle_sign_of_life(&mut self, now: Instant) {
+        if !self.established {
+            self.backoff = 0;
+            self.waiting_since = self.waiting_since.map(|_| now);
+        }
+    }
+
     /// Datagrams leave from another address than before: continuations are bound to the old one, so that a new
     /// connection begins.
     pub fn handle_address_changed(&mut self, now: Instant) {

@@ -19,9 +19,15 @@ pub struct ClientSeal {
     session: Option<Session>,
     /// The token of a hello under way.
     token: Option<[u8; TOKEN_BYTES]>,
-    /// What waits for the server's key; the transport asks again for everything else.
-    held: Option<Vec<u8>>,
+    /// What was sent last, and how often it may be sent again: it waits for the server's key, or keys are gone. The
+    /// transport, which does not know why there is no answer, would ask again so late that new keys may be gone by
+    /// then, too.
+    held: Option<(Vec<u8>, u8)>,
 }
+
+/// Where the session is gone and then the server's key, what is sent again is so twice. Replicas that each have a key of
+/// their own must not keep a client busy for ever.
+const SENT_AGAIN: u8 = 2;
 
 /// Keys from an exchange with the server's key.
 struct Handshake {
@@ -69,6 +75,11 @@ impl ClientSeal {
 
     /// The envelope to send in place of `datagram`, or a hello that has to come first.
     pub fn seal(&mut self, datagram: &[u8]) -> Vec<u8> {
+        self.held = Some((datagram.to_vec(), SENT_AGAIN));
+        self.envelope(datagram)
+    }
+
+    fn envelope(&mut self, datagram: &[u8]) -> Vec<u8> {
         if let Some(session) = &self.session {
             let mut out = vec![VERSION, KIND_SEALED, session.epoch];
             out.extend_from_slice(&session.id);
@@ -76,7 +87,6 @@ impl ClientSeal {
             return out;
         }
         let Some(server) = self.server else {
-            self.held = Some(datagram.to_vec());
             return self.hello();
         };
         let Self { nonces, handshake, .. } = self;
@@ -109,11 +119,12 @@ impl ClientSeal {
             [VERSION, KIND_ANSWER, ..] => self.open_answer(datagram),
             [VERSION, KIND_KEY, rest @ ..] => self.take_key(rest),
             [VERSION, KIND_EXPIRED, id @ ..] => {
-                if self.session.as_ref().is_some_and(|session| session.id == id) {
-                    // The next datagram begins another one. Its keys are new: nothing is sealed with old ones again.
-                    (self.session, self.handshake) = (None, None);
+                if self.session.as_ref().is_none_or(|session| session.id != id) {
+                    return Ok(Incoming::Nothing);
                 }
-                Ok(Incoming::Nothing)
+                // The next datagram begins another one. Its keys are new: nothing is sealed with old ones again.
+                (self.session, self.handshake) = (None, None);
+                Ok(self.send_again())
             }
             _ => Err(SealError::Plaintext),
         }
@@ -152,12 +163,15 @@ impl ClientSeal {
             return Err(SealError::WrongKey);
         }
         self.token = None;
-        // A key that rotated away: the transport sends its datagram again, for the new one.
         (self.server, self.handshake) = (Some(key), None);
-        Ok(match self.held.take() {
-            Some(datagram) => Incoming::Send(self.seal(&datagram)),
-            None => Incoming::Nothing,
-        })
+        Ok(self.send_again())
+    }
+
+    fn send_again(&mut self) -> Incoming {
+        let Some((datagram, left @ 1..)) = self.held.take() else { return Incoming::Nothing };
+        let envelope = self.envelope(&datagram);
+        self.held = Some((datagram, left - 1));
+        Incoming::Send(envelope)
     }
 }
 

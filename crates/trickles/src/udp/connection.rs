@@ -482,6 +482,7 @@ impl Driver {
                 }
                 Some(Ok(Incoming::Send(datagram))) => {
                     is_heard = true;
+                    state.client.handle_sign_of_life(now());
                     self.waiting = Some(datagram);
                     continue;
                 }

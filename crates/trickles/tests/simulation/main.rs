@@ -179,6 +179,16 @@ fn a_path_that_is_dark_whenever_an_open_is_due_then_an_open_comes_at_another_tim
     World::new(0, Weather { up: before, ..calm() }, objects(&[3000])).fetch_all();
 }
 
+/// Keys last for at most 12 s, and the client knows the server's. What it sends next comes when that is gone, and so
+/// would all that it sends 12 to 16 s after learning another one.
+#[test]
+fn a_server_whose_keys_are_gone_before_the_next_open_when_it_says_so_then_the_client_opens_at_once() {
+    let up = Way { lost: (1, 6), ..calm().up };
+    let rotate_every = Some(Duration::from_secs(3));
+    let mut world = World::new(0, Weather { up, rotate_every, encrypted: true, ..calm() }, objects(&[3000]));
+    world.fetch_all();
+}
+
 /// One HTTP conversation: all objects asked for in turn, some requests sent ahead; every byte of body is compared.
 fn converse(world: &mut World) {
     let paths: Vec<(Vec<u8>, u64)> = world.objects.0.clone().into_iter().collect();

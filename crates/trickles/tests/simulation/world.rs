@@ -239,6 +239,7 @@ impl World {
             None => self.client.handle_datagram(datagram, self.instant()),
             Some(Ok(Incoming::Packet(packet))) => self.client.handle_datagram(&packet, self.instant()),
             Some(Ok(Incoming::Send(datagram))) => {
+                self.client.handle_sign_of_life(self.instant());
                 return self.send(Delivery::ToServer { peer: self.peer, datagram });
             }
             Some(_) => return,
