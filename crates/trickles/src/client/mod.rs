@@ -16,9 +16,9 @@ use crate::continuation::{
 use crate::cwnd::MAX_INITIAL_WINDOW;
 use crate::mac::{Aes128, Block};
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
-use crate::wire::{Answer, Frame, LONG_ATTEMPTS, MIN_DATAGRAM_BYTES, PADDED_BYTES, SHORT_BYTES, WireError};
+use crate::wire::{Answer, Frame, LONG_ATTEMPTS, MIN_DATAGRAM_BYTES, PADDED_BYTES, WireError};
 use era::{Anchor, EraState, Expected};
-use request::RequestState;
+use request::{Arrivals, RequestState};
 use rtt::RoundTrip;
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -145,9 +145,10 @@ pub struct Client {
     /// By how much chance shortens the wait for an open's answer.
     open_haste: u8,
     timeouts: u64,
-    /// Times that something arrived only after the attempts that are answered by packets of any length, since a long
-    /// one did.
+    /// Times that something arrived only after the attempts that are answered by packets of any length, since one of
+    /// full length did.
     only_short: u32,
+    arrivals: Arrivals,
     /// Packets that requests asked for a second time, and packets that arrived twice.
     repeated: u64,
     copies: u64,
@@ -187,6 +188,7 @@ impl Client {
             open_haste: 0,
             timeouts: 0,
             only_short: 0,
+            arrivals: Arrivals::default(),
             repeated: 0,
             copies: 0,
             waiting_since: None,
@@ -345,7 +347,9 @@ impl Client {
         let result = self.take_frames(&frames);
         self.sample(timestamp_us, &packet, now);
         self.take_packet(&packet, continuation, nonce, now);
-        if datagram.len() > usize::from(SHORT_BYTES) {
+        self.arrivals.any += 1;
+        if datagram.len() >= usize::from(self.server_datagram_bytes) {
+            self.arrivals.full += 1;
             self.only_short = 0;
         }
         if self.round_trip.path_is_full()

@@ -27,6 +27,43 @@ pub enum Read {
     Reset(u16),
 }
 
+/// What has arrived of a connection, as far as it tells whether its path carries long packets.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) struct Arrivals {
+    /// Packets of any length.
+    pub(super) any: u64,
+    /// Packets as long as the connection lets them be.
+    pub(super) full: u64,
+}
+
+/// How often something was asked for in vain although the path carried other packets in between, none of full length:
+/// where only short ones pass, what needs a long one never comes, and the others hide it from the timeouts.
+#[derive(Clone, Copy, Debug, Default)]
+struct Vain {
+    /// What would have moved on.
+    progress: u64,
+    seen: Arrivals,
+    times: u32,
+    /// The same, whatever else arrived.
+    asked: u32,
+}
+
+impl Vain {
+    fn ask(&mut self, progress: u64, seen: Arrivals) {
+        self.asked = if self.progress == progress { self.asked.saturating_add(1) } else { 1 };
+        if self.asked == 1 || self.seen.full != seen.full {
+            self.times = 0;
+        } else if self.seen.any != seen.any {
+            self.times += 1;
+        }
+        (self.progress, self.seen) = (progress, seen);
+    }
+
+    fn times(&self, progress: u64, seen: Arrivals) -> u32 {
+        if (self.progress, self.seen.full) == (progress, seen.full) { self.times } else { 0 }
+    }
+}
+
 #[derive(Debug)]
 struct OutputContinuation {
     valid: Range<u64>,
@@ -59,6 +96,9 @@ pub(super) struct RequestState {
     position: u64,
     end: Option<u64>,
     reset: Option<u16>,
+    /// Asking for the first byte that is missing, and sending input.
+    vain_want: Vain,
+    vain_input: Vain,
 }
 
 impl RequestState {
@@ -105,7 +145,8 @@ impl RequestState {
     }
 
     /// Input was sent; each packet of the answer is noted with [`RequestState::expect_push`].
-    pub(super) fn input_sent(&mut self) {
+    pub(super) fn input_sent(&mut self, seen: Arrivals) {
+        self.vain_input.ask(self.consumed, seen);
         self.input_in_flight = true;
         self.push_from = self.forget_unexplained();
     }
@@ -177,8 +218,27 @@ impl RequestState {
         newest.or_else(|| self.outputs.iter().rev().find(ends)).map(|output| &output.bytes[..])
     }
 
-    pub(super) fn ask(&mut self, range: Range<u64>) {
+    pub(super) fn ask(&mut self, range: Range<u64>, seen: Arrivals) {
+        let missing = self.first_missing();
+        if range.start == missing {
+            self.vain_want.ask(missing, seen);
+        }
         self.asked.insert(range);
+    }
+
+    fn first_missing(&self) -> u64 {
+        self.have.end_of(self.position).unwrap_or(self.position)
+    }
+
+    /// How often what would have to be asked for or sent now has been in vain, with other packets in between.
+    pub(super) fn times_in_vain(&self, seen: Arrivals) -> u32 {
+        let missing = self.first_missing();
+        let wants = match self.asked.end_of(missing) {
+            None => self.vain_want.times(missing, seen),
+            Some(_) => 0,
+        };
+        let input = if self.wants_to_send() { self.vain_input.times(self.consumed, seen) } else { 0 };
+        wants.max(input)
     }
 
     pub(super) fn unask(&mut self, range: Range<u64>) {

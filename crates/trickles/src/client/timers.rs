@@ -9,6 +9,11 @@ use super::{Client, ClientError, settle};
 /// asked for: the path's limit has sunk without a word (RFC 8899 §4.3).
 const ONLY_SHORT: u32 = 3;
 
+/// How often the same is asked for in vain while other packets arrive, none of them of full length, before only short
+/// ones are asked for. A timeout sets two packets free: where the second one is short and passes, no timeout follows
+/// the other, and no attempt comes to be answered by short packets.
+const IN_VAIN: u32 = 4;
+
 impl Client {
     /// Starts over with a new connection; the requests go on with their user continuations.
     pub(super) fn reopen(&mut self, now: Instant) {
@@ -117,6 +122,12 @@ impl Client {
 
     fn only_short_pass(&self) -> bool {
         self.only_short >= ONLY_SHORT && self.config.datagram_bytes > self.short_bytes()
+    }
+
+    /// Whether what is asked for does not come although the path carries shorter packets.
+    pub(super) fn long_packets_vanish(&self) -> bool {
+        self.server_datagram_bytes > self.short_bytes()
+            && self.requests.values().any(|state| state.times_in_vain(self.arrivals) >= IN_VAIN)
     }
 
     /// Asks again, with trickles that are not needed otherwise, for what has been on its way for too long: the last

@@ -80,6 +80,10 @@ impl Client {
         if self.failure.is_some() || !self.unfinished() {
             return None;
         }
+        if self.established && self.long_packets_vanish() {
+            self.handle_datagram_too_long();
+            self.reopen(now);
+        }
         let datagram = if !self.established {
             self.open_datagram(now)
         } else if self.timeout_due {
@@ -391,7 +395,7 @@ impl Client {
                 continue;
             }
             wire::write_input(&Input { request, offset, last, continuation, data }, out);
-            state.input_sent();
+            state.input_sent(self.arrivals);
             contents.inputs.push(request);
         }
     }
@@ -433,7 +437,7 @@ impl Client {
                     used = Some(continuation.to_vec());
                 }
                 ranges.push((region_start(request) + range.start, (range.end - range.start) as u32));
-                state.ask(range.clone());
+                state.ask(range.clone(), self.arrivals);
                 contents.wants.push((request, range));
             }
             if let Some(continuation) = used.filter(|_| !ranges.is_empty()) {

@@ -189,6 +189,34 @@ fn a_server_whose_keys_are_gone_before_the_next_open_when_it_says_so_then_the_cl
     world.fetch_all();
 }
 
+/// One long packet is left to come, or one of the server's own accord, and a short one goes beside it: since that
+/// passes, no timeout follows the other.
+#[test]
+fn a_path_that_loses_long_packets_when_short_ones_pass_beside_them_then_what_is_long_is_asked_for_in_short_ones()
+ {
+    for length in (1200..9000).step_by(390) {
+        for from in [0, 30, 60, 90, 120, 150] {
+            let longest = Some(Longest::from(Duration::from_millis(from), 1300));
+            let weather = Weather { down: Way { longest, ..calm().down }, ..calm() };
+            for (seed, encrypted) in [(0, false), (1, true)] {
+                let weather = Weather { encrypted, ..weather.clone() };
+                let took = World::new(seed, weather.clone(), objects(&[length])).fetch_all();
+                let most = Duration::from_secs(7);
+                assert!(took < most, "{took:?} for {length} bytes, without long packets from {from} ms on");
+                let mut world = World::with_service(seed, weather, objects(&[length; 3]), |objects| {
+                    Box::new(HttpService::new(objects, || 1_700_000_000))
+                });
+                converse(&mut world);
+                let took = world.now;
+                assert!(
+                    took < most,
+                    "{took:?} for 3 times {length} bytes, without long packets from {from} ms on"
+                );
+            }
+        }
+    }
+}
+
 /// One HTTP conversation: all objects asked for in turn, some requests sent ahead; every byte of body is compared.
 fn converse(world: &mut World) {
     let paths: Vec<(Vec<u8>, u64)> = world.objects.0.clone().into_iter().collect();
