@@ -188,12 +188,16 @@ impl EraState {
         self.known.as_ref()
     }
 
+    /// Whether a packet was seen or given up.
+    pub(super) fn knows(&self, number: u64) -> bool {
+        number < self.next || self.received.contains_key(&number)
+    }
+
     /// Takes a packet; `false` for one that was seen, given up or cannot have been sent.
     pub(super) fn insert(&mut self, number: u64, raw: RawContinuation, nonce: u64, now: Instant) -> bool {
         // No server has more packets on their way, or unanswered, than the largest window.
         let held = self.received.len() + self.ready.len();
-        let is_known = number < self.next || self.received.contains_key(&number);
-        if is_known || number > self.end() || held >= MAX_WINDOW.into() {
+        if self.knows(number) || number > self.end() || held >= MAX_WINDOW.into() {
             return false;
         }
         self.arrivals += 1;

@@ -15,6 +15,7 @@ use crate::continuation::{
 };
 use crate::cwnd::MAX_INITIAL_WINDOW;
 use crate::mac::{Aes128, Block};
+use crate::server::RESET_EXPIRED;
 use crate::user::{Kind, MAX_REQUEST, UserContinuation, split_sequence};
 use crate::wire::{Answer, Frame, LONG_ATTEMPTS, MIN_DATAGRAM_BYTES, PADDED_BYTES, WireError};
 use era::{Anchor, EraState, Expected};
@@ -344,7 +345,7 @@ impl Client {
         if packet.number <= era.base || era.start == 0 || era.base > u64::MAX / 2 || is_cut_short {
             return Err(PeerError::Continuation);
         }
-        let result = self.take_frames(&frames);
+        let result = self.take_frames(&frames, self.is_fresh(&packet));
         self.sample(timestamp_us, &packet, now);
         self.take_packet(&packet, continuation, nonce, now);
         self.arrivals.any += 1;
@@ -391,7 +392,15 @@ impl Client {
         now.saturating_duration_since(self.started).as_micros() as u32
     }
 
-    fn take_frames(&mut self, frames: &[Frame<'_>]) -> Result<(), PeerError> {
+    /// Whether a packet comes for the first time, and its era goes on.
+    fn is_fresh(&self, packet: &Continuation) -> bool {
+        let (counter, newest) = (packet.era.counter, self.eras.back().map_or(0, |state| state.era.counter));
+        let of_era = self.eras.iter().find(|state| state.era.counter == counter);
+        !self.established
+            || of_era.map_or(counter > newest, |state| !state.seen || !state.knows(packet.number))
+    }
+
+    fn take_frames(&mut self, frames: &[Frame<'_>], fresh: bool) -> Result<(), PeerError> {
         let window = self.config.window_bytes;
         for frame in frames {
             match *frame {
@@ -422,6 +431,8 @@ impl Client {
                         state.ends_at(offset);
                     }
                 }
+                // The continuation that a late copy speaks of is not the one that has come since.
+                Frame::Reset { code: RESET_EXPIRED, .. } if !fresh => {}
                 Frame::Reset { request, code } => {
                     if let Some(state) = self.requests.get_mut(&request) {
                         state.fail(code);

@@ -217,6 +217,30 @@ fn a_path_that_loses_long_packets_when_short_ones_pass_beside_them_then_what_is_
     }
 }
 
+/// The answer that keys are gone comes again and again, also after that of the request which was sent anew.
+#[test]
+fn keys_that_are_gone_when_late_copies_say_so_then_the_request_goes_on() {
+    for seed in 0..20 {
+        let copies = Way {
+            duplication: 1000,
+            storm: 27,
+            late: 1000,
+            late_by: Some(Duration::from_millis(2000)),
+            loss: 200,
+            rate: Some(Rate::of(10_000_000, 75_000)),
+            dark: Some(Dark {
+                from: Duration::from_millis(900),
+                lasts: Duration::from_secs(14),
+                every: Duration::from_secs(20),
+            }),
+            ..calm().down
+        };
+        let rotate_every = Some(Duration::from_secs(3));
+        let weather = Weather { down: copies, rotate_every, ..calm() };
+        World::new(seed, weather, objects(&[150_000; 6])).fetch_all();
+    }
+}
+
 /// One HTTP conversation: all objects asked for in turn, some requests sent ahead; every byte of body is compared.
 fn converse(world: &mut World) {
     let paths: Vec<(Vec<u8>, u64)> = world.objects.0.clone().into_iter().collect();
