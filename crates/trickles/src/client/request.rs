@@ -14,6 +14,10 @@ const UNREAD_OUTPUTS: usize = 16;
 /// How often the transport may ask, without any output in between, for a request to be repeated from the start.
 const MAX_RESTARTS: u8 = 16;
 
+/// From which time on the first byte that is missing is asked for in two packets at once. It goes first each time: a
+/// path that loses every second packet could lose it for ever.
+const ASKED_TWICE_FROM: u32 = 3;
+
 /// What reading a request's output gives.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Read {
@@ -218,12 +222,16 @@ impl RequestState {
         newest.or_else(|| self.outputs.iter().rev().find(ends)).map(|output| &output.bytes[..])
     }
 
-    pub(super) fn ask(&mut self, range: Range<u64>, seen: Arrivals) {
+    /// Takes note that a range is asked for. Whether two packets should bring it: it is what the reader waits for, and
+    /// has been lost before.
+    pub(super) fn ask(&mut self, range: Range<u64>, seen: Arrivals) -> bool {
         let missing = self.first_missing();
-        if range.start == missing {
+        let is_first = range.start == missing;
+        if is_first {
             self.vain_want.ask(missing, seen);
         }
         self.asked.insert(range);
+        is_first && self.vain_want.asked >= ASKED_TWICE_FROM
     }
 
     fn first_missing(&self) -> u64 {

@@ -436,9 +436,15 @@ impl Client {
                 if used.is_none() {
                     used = Some(continuation.to_vec());
                 }
-                ranges.push((region_start(request) + range.start, (range.end - range.start) as u32));
-                state.ask(range.clone(), self.arrivals);
-                contents.wants.push((request, range));
+                let twice = state.ask(range.clone(), self.arrivals);
+                let has_room = ranges.len() + 1 < share
+                    && used
+                        .as_ref()
+                        .is_some_and(|used| out.len() + wire::wants_bytes(ranges.len() + 2, used) <= limit);
+                for _ in 0..1 + usize::from(twice && has_room) {
+                    ranges.push((region_start(request) + range.start, (range.end - range.start) as u32));
+                    contents.wants.push((request, range.clone()));
+                }
             }
             if let Some(continuation) = used.filter(|_| !ranges.is_empty()) {
                 wire::write_wants(&ranges, &continuation, out);

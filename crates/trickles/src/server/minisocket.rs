@@ -27,6 +27,8 @@ pub struct Minisocket {
     packets: Vec<Packet>,
     /// Packets before these that the request asks for and an earlier one was answered with.
     pub(super) answered_before: usize,
+    /// Packets from the first on whose content the client has chosen.
+    pub(super) wants: usize,
 }
 
 #[derive(Debug)]
@@ -62,7 +64,7 @@ impl Minisocket {
     ) -> Self {
         let packets = numbers.map(|number| Packet { number, datagram: Vec::new() }).collect();
         let room_bytes = packet_bytes.saturating_sub(template.head.bytes());
-        Self { keys, peer, template, room_bytes, packets, answered_before: 0 }
+        Self { keys, peer, template, room_bytes, packets, answered_before: 0, wants: 0 }
     }
 
     /// Where the packets go.
@@ -172,8 +174,27 @@ impl Minisocket {
         Ok(())
     }
 
+    /// What answers inputs begins with another of its packets each time, by chance, where something was lost: a path that
+    /// loses every second packet could else lose the first of them for ever.
+    fn shuffle(&mut self) {
+        if self.template.head != Head::Successor {
+            return;
+        }
+        let free = self.packets.get_mut(self.wants..).unwrap_or_default();
+        if free.len() > 1 {
+            let mut contents: Vec<_> =
+                free.iter_mut().map(|packet| std::mem::take(&mut packet.datagram)).collect();
+            // Nobody can foresee an era's tag.
+            contents.rotate_right(self.template.continuation.era.tag as usize % free.len());
+            for (packet, content) in free.iter_mut().zip(contents) {
+                packet.datagram = content;
+            }
+        }
+    }
+
     /// Signs and hands out the packets.
-    pub fn finish(self, transmit: &mut impl FnMut(&[u8])) {
+    pub fn finish(mut self, transmit: &mut impl FnMut(&[u8])) {
+        self.shuffle();
         let Template { mut continuation, now_ms, secret, connection, timestamp_us, head } = self.template;
         let mut told = Vec::with_capacity(RESPONSE_HEAD_BYTES);
         let mut nonces = secret.nonces(continuation.era.tag);

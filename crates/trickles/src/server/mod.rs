@@ -362,6 +362,7 @@ impl Server {
             opened = continuation.as_ref().ok().map(|&fresh| (want.continuation, fresh));
             event.wants.push(Self::want(want, continuation, &mut socket)?);
         }
+        socket.wants = event.wants.len();
         Ok((event, socket))
     }
 

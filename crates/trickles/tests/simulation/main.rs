@@ -294,6 +294,24 @@ fn converse(world: &mut World) {
     assert!(received.is_empty(), "seed {}: {} bytes too many", world.seed, received.len());
 }
 
+/// What is needed first could be the packet that is lost each time.
+#[test]
+fn a_path_that_loses_every_second_packet_when_fetched_from_or_conversed_over_then_no_loss_repeats_for_ever() {
+    let clean = Way { jitter: Duration::from_millis(5), ..calm().down };
+    let half = Way { periodic: Some(2), ..clean };
+    for (up, down) in [(clean, half), (half, half)] {
+        for seed in 0..30 {
+            let weather = Weather { up, down, encrypted: seed % 4 > 1, ..calm() };
+            let long = World::new(seed, weather.clone(), objects(&[1_000_000])).read_for(60);
+            assert!(long > 100_000, "seed {seed}: {long} bytes in a minute");
+            let lengths: Vec<u64> = (0..8).map(|number| 500 * number * (seed % 5)).collect();
+            converse(&mut World::with_service(seed, weather, objects(&lengths), |objects| {
+                Box::new(HttpService::new(objects, || 1_700_000_000))
+            }));
+        }
+    }
+}
+
 #[test]
 fn every_conversation_goes_on_in_any_weather() {
     for seed in seeds(1000) {

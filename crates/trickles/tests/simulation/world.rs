@@ -314,6 +314,22 @@ impl World {
         read
     }
 
+    /// Bytes of the first object that can be read within so many seconds.
+    pub fn read_for(&mut self, seconds: u64) -> u64 {
+        let path = self.objects.0.keys().next().unwrap().clone();
+        let request = self.client.request(&path, self.instant()).unwrap();
+        let (mut buffer, mut position) = ([0; 4000], 0);
+        while self.now < Duration::from_secs(seconds) {
+            match self.read(request, &mut buffer) {
+                Ok(Read::Data(count)) => position += count as u64,
+                Ok(Read::Pending) => assert!(self.step(), "seed {}: hangs: {:?}", self.seed, self.client),
+                Ok(Read::End) => break,
+                other => panic!("seed {}: {other:?}", self.seed),
+            }
+        }
+        position
+    }
+
     /// Fetches all objects at once and compares every byte.
     pub fn fetch_all(&mut self) -> Duration {
         let paths: Vec<(Vec<u8>, u64)> = self.objects.0.clone().into_iter().collect();
