@@ -651,6 +651,6 @@ fn a_flow_on_a_path_with_faults_never_stalls() {
         let (ours, tcp) = (of(Setting { trickles: 1, ..long }), of(Setting { tcp: 1, ..long }));
         println!("{name}: {ours:.3} Mbit/s, Reno {tcp:.3}, {:.2}", ours / tcp);
         // A run is too short to hold one against the other; what stalls shows.
-        assert!(ours > 0.05, "{name}: {ours} Mbit/s where Reno gets {tcp}");
+        assert!(ours > f64::min(0.05, tcp / 2.0), "{name}: {ours} Mbit/s where Reno gets {tcp}");
     }
 }

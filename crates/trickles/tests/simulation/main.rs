@@ -8,7 +8,7 @@ mod support;
 mod world;
 
 use std::time::Duration;
-use support::way::{Bursts, Dark, Longest, Rate, Way, patterns};
+use support::way::{Bursts, Dark, Detour, Longest, Rate, Uneven, Way, patterns};
 use support::{Random, byte_at, objects};
 use tidegate_trickles::client::{self, Read};
 use tidegate_trickles::http::HttpService;
@@ -46,18 +46,32 @@ fn random_weather(random: &mut Random) -> Weather {
     };
     let wipe_every = sometimes(random, 400, 50, 2000);
     let outage = if random.chance(500) { wipe_every.unwrap_or_default() / 4 } else { Duration::ZERO };
-    let down = random_way(random);
+    let rebind_every = sometimes(random, 100, 5000, 20_000);
+    let mut down = random_way(random);
+    // Most faults of paths come both ways.
+    let mut up = if random.chance(500) { Way { rate: None, ..down } } else { random_way(random) };
+    if rebind_every.is_some() {
+        // Timeouts tell that an address has changed. Of round trips of seconds they take minutes, and by then it has
+        // changed again.
+        for way in [&mut up, &mut down] {
+            (way.late_by, way.detour) = (None, None);
+        }
+    }
+    let encrypted = random.chance(300);
+    // A key is accepted for four times as long. The wait for an open's answer, 16 s, must not outlast the key that the
+    // server has told: where most packets are lost, no open would come in time.
+    let from = if encrypted { 6000 } else { 2000 };
+    let rotate_every = sometimes(random, 300, from, 5000);
     Weather {
-        // Most faults of paths come both ways.
-        up: if random.chance(500) { Way { rate: None, ..down } } else { random_way(random) },
+        up,
         down,
         wipe_every,
         outage,
-        rotate_every: sometimes(random, 300, 2000, 5000),
-        rebind_every: sometimes(random, 100, 5000, 20_000),
+        rotate_every,
+        rebind_every,
         servers: 1 + random.below(4) as usize,
         spray: random.chance(500),
-        encrypted: random.chance(300),
+        encrypted,
         datagram_bytes: [1472, 1472, 1472, 1200, 900, 740][random.below(6) as usize],
     }
 }
@@ -66,7 +80,7 @@ fn random_way(random: &mut Random) -> Way {
     let ms = |random: &mut Random, bound| Duration::from_millis(random.below(bound));
     let some =
         |random: &mut Random, chance, bound| if random.chance(chance) { random.below(bound) } else { 0 };
-    Way {
+    let mut way = Way {
         delay: ms(random, 150),
         jitter: if random.chance(500) { ms(random, 40) } else { Duration::ZERO },
         rate: random.chance(400).then(|| {
@@ -78,8 +92,8 @@ fn random_way(random: &mut Random) -> Way {
         loss: some(random, 700, 300),
         bursts: random
             .chance(300)
-            .then(|| Bursts { begins: 1 + random.below(20), ends: 50 + random.below(300) }),
-        periodic: random.chance(150).then(|| 5 + random.below(60)),
+            .then(|| Bursts { begins: 1 + random.below(20), ends: 20 + random.below(300) }),
+        periodic: random.chance(150).then(|| 2 + random.below(60)),
         lost: if random.chance(200) { (random.below(60), 1 + random.below(20)) } else { (0, 0) },
         dark: random.chance(100).then(|| {
             let (from, lasts) = (ms(random, 3000), ms(random, 6000));
@@ -88,7 +102,34 @@ fn random_way(random: &mut Random) -> Way {
         late: some(random, 300, 200),
         duplication: if random.chance(100) { 1000 } else { some(random, 300, 400) },
         damage: some(random, 200, 50),
-        longest: random.chance(100).then(|| Longest::from(ms(random, 3000), 1228 + random.below(270))),
+        longest: random.chance(100).then(|| Longest {
+            from: ms(random, 3000),
+            bytes: 1228 + random.below(270),
+            turns: random.chance(300).then(|| ms(random, 4000)),
+        }),
+        ..rare_faults(random)
+    };
+    // One kind of heavy loss at a time: where hardly one packet in ten is answered, hours are no sign of a fault.
+    if way.periodic.is_some_and(|period| period < 5) {
+        (way.loss, way.bursts, way.uneven) = (0, None, None);
+    } else if way.uneven.is_some() {
+        (way.loss, way.bursts) = (0, None);
+    }
+    way
+}
+
+fn rare_faults(random: &mut Random) -> Way {
+    let ms = |random: &mut Random, bound| Duration::from_millis(random.below(bound));
+    Way {
+        late_by: random.chance(300).then(|| ms(random, 4000)),
+        storm: if random.chance(100) { random.below(30) } else { 0 },
+        uneven: random.chance(100).then(|| Uneven {
+            bytes: 60 + random.below(1400),
+            longer: random.below(400),
+            shorter: random.below(400),
+        }),
+        detour: random.chance(100).then(|| Detour { more: ms(random, 1000), turns: ms(random, 4000) }),
+        ..Way::default()
     }
 }
 

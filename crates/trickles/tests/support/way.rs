@@ -200,49 +200,74 @@ pub fn patterns(clean: Way) -> Vec<(&'static str, Way, Way)> {
         way
     };
     let lossy = with(&|way| way.loss = 20);
+    let heavy = |loss| with(&|way| way.loss = loss);
     let bursts = with(&|way| way.bursts = Some(Bursts { begins: 10, ends: 125 }));
+    let long_bursts = with(&|way| way.bursts = Some(Bursts { begins: 5, ends: 20 }));
     let every = |period| with(&|way| way.periodic = Some(period));
     let without = |from, count| with(&|way| way.lost = (from, count));
     let dark = |from, lasts, every| {
         with(&|way| way.dark = Some(Dark { from: ms(from), lasts: ms(lasts), every: ms(every) }))
     };
     let late = with(&|way| way.late = 100);
+    let seconds_late = with(&|way| (way.late, way.late_by) = (100, Some(ms(3000))));
+    let storm =
+        with(&|way| (way.duplication, way.storm, way.late, way.late_by) = (50, 20, 100, Some(ms(2000))));
+    let uneven = |longer, shorter| with(&|way| way.uneven = Some(Uneven { bytes: 600, longer, shorter }));
+    let detour = with(&|way| way.detour = Some(Detour { more: ms(400), turns: ms(300) }));
     let jittery = with(&|way| way.jitter = 2 * way.delay);
     let twice = with(&|way| way.duplication = 1000);
     let damaged = with(&|way| way.damage = 20);
     let changing = with(&|way| {
-        way.rate = way.rate.map(|rate| Rate { other: Some((rate.bits_per_s / 10, ms(1500))), ..rate });
+        way.rate = way.rate.map(|rate| Rate { other: Some((rate.bits_per_s / 10, ms(300))), ..rate });
     });
     let narrow = with(&|way| {
         way.rate = way.rate.map(|rate| Rate::of(rate.bits_per_s / 40, rate.queue_bytes / 4));
     });
     let far = with(&|way| way.delay *= 4);
-    let short = |from| with(&|way| way.longest = Some((ms(from), 1300)));
+    let short = |from| with(&|way| way.longest = Some(Longest::from(ms(from), 1300)));
+    let at_times = with(&|way| {
+        way.longest = Some(Longest { turns: Some(ms(2000)), ..Longest::from(ms(200), 1300) });
+    });
     vec![
         ("clean", clean, clean),
         ("2 % lost", lossy, lossy),
         ("2 % lost up", lossy, clean),
         ("2 % lost down", clean, lossy),
+        ("30 % lost up", heavy(300), clean),
+        ("30 % lost down", clean, heavy(300)),
+        ("40 % lost up, 20 % down", heavy(400), heavy(200)),
+        ("30 % of long packets lost", uneven(300, 0), uneven(300, 0)),
+        ("30 % of short packets lost", uneven(0, 300), uneven(0, 300)),
         ("bursts", bursts, bursts),
+        ("long bursts", long_bursts, long_bursts),
         ("every 2nd lost up", every(2), clean),
         ("every 3rd lost down", clean, every(3)),
+        ("every 2nd lost down", clean, every(2)),
+        ("every 2nd lost", every(2), every(2)),
+        ("every 4th lost up, 3rd down", every(4), every(3)),
         ("every 50th lost", every(50), every(50)),
         ("first two lost up", without(0, 2), clean),
         ("first four lost down", clean, without(0, 4)),
         ("twenty in a row lost down", clean, without(100, 20)),
-        ("dark up", dark(700, 2000, 6000), clean),
-        ("dark down", clean, dark(700, 3000, 9000)),
-        ("dark", dark(500, 5000, 15_000), dark(500, 5000, 15_000)),
+        ("dark up", dark(200, 2000, 6000), clean),
+        ("dark down", clean, dark(200, 3000, 9000)),
+        ("dark", dark(200, 5000, 15_000), dark(200, 5000, 15_000)),
         ("late", late, late),
+        ("seconds late", seconds_late, seconds_late),
+        ("a long way now and then", detour, detour),
+        ("a long way down now and then", clean, detour),
         ("jitter of a round trip", jittery, jittery),
         ("everything twice", twice, twice),
+        ("storms of copies", storm, storm),
         ("2 % damaged", damaged, damaged),
         ("a tenth of the rate now and then", changing, changing),
         ("a fortieth of the rate up", narrow, clean),
         ("a long way up", far, clean),
         ("no long packets down", clean, short(0)),
         ("no long packets", short(0), short(0)),
-        ("no long packets down after a while", clean, short(400)),
-        ("no long packets after a while", short(400), short(400)),
+        ("no long packets down after a while", clean, short(200)),
+        ("no long packets after a while", short(200), short(200)),
+        ("no long packets at times", at_times, at_times),
+        ("no long packets up at times", at_times, clean),
     ]
 }
