@@ -437,7 +437,8 @@ impl Client {
                     used = Some(continuation.to_vec());
                 }
                 let twice = state.ask(range.clone(), self.arrivals);
-                let has_room = ranges.len() + 1 < share
+                // Even where that is another request's share: it has its turn next time.
+                let has_room = contents.wants.len() + 2 <= packets
                     && used
                         .as_ref()
                         .is_some_and(|used| out.len() + wire::wants_bytes(ranges.len() + 2, used) <= limit);
