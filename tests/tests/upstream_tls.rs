@@ -245,7 +245,8 @@ fn requests_of_many_clients_share_connections_by_tls() {
     let origin = Origin::start(|request| Reply::ok(request.target.clone()));
     let door = TlsDoor::before(&origin, &certificate);
     let servers = [door.url("127.0.0.1")];
-    let tidegate = before(&servers, &authority(&directory), "pipeline = 8").top("workers = 1").start();
+    let lines = "pipeline = 8\npipeline_timeout = \"60s\"";
+    let tidegate = before(&servers, &authority(&directory), lines).top("workers = 1").start();
     std::thread::scope(|scope| {
         for client in 0..8 {
             let tidegate = &tidegate;

@@ -7,6 +7,8 @@
 
 use rustix::mm::{MapFlags, MlockFlags, MsyncFlags, ProtFlags, mlock_with, mmap, msync, munmap};
 use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::{io, slice};
@@ -59,6 +61,16 @@ impl Arena {
         // SAFETY: the range is exactly this mapping.
         unsafe { msync(self.base.as_ptr().cast(), self.length, MsyncFlags::SYNC) }?;
         Ok(())
+    }
+
+    /// Whether what is mapped lies at this path.
+    pub(crate) fn lies_at(&self, path: &Path) -> io::Result<bool> {
+        let (own, there) = match (self.file.metadata()?, path.metadata()) {
+            (own, Ok(there)) => (own, there),
+            (_, Err(error)) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+            (_, Err(error)) => return Err(error),
+        };
+        Ok((own.dev(), own.ino()) == (there.dev(), there.ino()))
     }
 
     #[inline]

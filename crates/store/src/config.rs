@@ -124,6 +124,12 @@ pub enum StoreError {
     /// The process before still reads from the arena, so that it cannot be handed on.
     #[error("the process before still reads from the cache")]
     StillRead,
+    /// Another file lies there, or none.
+    #[error("{}: the cache's file was removed or replaced: what it has ends with the process", path.display())]
+    Removed {
+        /// Where the arena's file was.
+        path: PathBuf,
+    },
     /// A system call failed.
     #[error("{}: cannot {action}: {source}", path.display())]
     Io {

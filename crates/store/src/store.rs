@@ -285,14 +285,16 @@ impl Store {
     /// Writes dirty pages to the disk and waits for it: for a clean shutdown. Blocks: never call it on a data core.
     ///
     /// # Errors
-    /// [`StoreError::Io`] when the disk does not take them.
+    /// [`StoreError::Io`] when the disk does not take them, [`StoreError::Removed`] when nobody will find them there.
     pub fn sync(&self) -> Result<(), StoreError> {
-        let path = || open::arena_path(&self.inner.config);
-        self.inner.arena.sync().map_err(|source| StoreError::Io {
-            action: "synchronize",
-            path: path(),
-            source,
-        })
+        let Inner { arena, config, .. } = &*self.inner;
+        let path = open::arena_path(config);
+        let synced = arena.sync().and_then(|()| Ok(config.path.is_none() || arena.lies_at(&path)?));
+        match synced {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(StoreError::Removed { path }),
+            Err(source) => Err(StoreError::Io { action: "synchronize", path, source }),
+        }
     }
 
     /// Panics when the parts of the store's state disagree: for tests, while nobody else uses the store.

@@ -62,6 +62,22 @@ fn a_reopened_store_holds_what_was_committed_and_not_removed() {
 }
 
 #[test]
+fn a_file_that_was_removed_or_replaced_is_not_said_to_be_written() {
+    let directory = tempfile::tempdir().unwrap();
+    let (store, _) = open(directory.path());
+    let file = directory.path().join("arena");
+    let is_removed = || matches!(store.sync(), Err(StoreError::Removed { path }) if path == file);
+    assert!(!is_removed());
+    fs::rename(&file, directory.path().join("away")).unwrap();
+    assert!(is_removed());
+    fs::write(&file, b"another").unwrap();
+    assert!(is_removed());
+    fs::rename(directory.path().join("away"), &file).unwrap();
+    store.sync().unwrap();
+    Store::open(Config::new(BUDGET)).unwrap().0.sync().unwrap();
+}
+
+#[test]
 fn meta_replaced_after_a_304_survives_with_a_body_in_several_extents() {
     let directory = tempfile::tempdir().unwrap();
     let config = || Config { max_object_bytes: 1 << 20, ..Config::new(4 << 20).with_path(directory.path()) };

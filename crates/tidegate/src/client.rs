@@ -8,6 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use crate::cli::{Failure, print};
+use crate::fetch::printable;
 use crate::gate::{commands, view};
 
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -116,9 +117,9 @@ fn selection(fields: &Value) -> String {
     let shown = |(name, value): (&String, &Value)| match value.as_str() {
         None => format!("no {name}"),
         Some(value) if value.chars().count() > SHOWN => {
-            format!("{name}: {}…", value.chars().take(SHOWN).collect::<String>())
+            format!("{name}: {}…", printable(&value.chars().take(SHOWN).collect::<String>()))
         }
-        Some(value) => format!("{name}: {value}"),
+        Some(value) => format!("{name}: {}", printable(value)),
     };
     fields.as_object().into_iter().flatten().map(shown).collect::<Vec<_>>().join("; ")
 }
@@ -251,9 +252,10 @@ pub(crate) fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
+/// Clients and servers have had a say in some of it.
 pub(crate) fn text(value: &Value) -> String {
     match value {
-        Value::String(text) => text.clone(),
+        Value::String(text) => text.split('\n').map(printable).collect::<Vec<_>>().join("\n"),
         Value::Null => String::new(),
         other => other.to_string(),
     }
@@ -288,5 +290,19 @@ pub(crate) fn write_table(titles: &[&str], rows: &[Vec<String>], out: &mut Strin
         let padded: Vec<String> =
             row.iter().zip(&widths).map(|(cell, width)| format!("{cell:width$}")).collect();
         let _ = writeln!(out, "{}", padded.join("  ").trim_end());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_others_have_said_does_not_move_the_cursor_and_lines_stay_lines() {
+        assert_eq!(text(&json!("one\ntwo \u{1b}[2J\u{202e}")), "one\ntwo \\u{1b}[2J\\u{202e}");
+        assert_eq!(selection(&json!({ "accept": "\u{9b}2J" })), "accept: \\u{9b}2J");
+        assert_eq!(text(&json!(7)), "7");
     }
 }

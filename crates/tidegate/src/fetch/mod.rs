@@ -134,7 +134,7 @@ fn shortened(url: &str) -> String {
 }
 
 /// A peer's text, with what would move a terminal's cursor, or the order of letters, escaped.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let is_harmful = |letter: char| {
         let reorders = matches!(letter, '\u{61c}' | '\u{200e}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
         reorders || (letter.is_control() && letter != '\t')

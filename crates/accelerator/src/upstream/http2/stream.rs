@@ -86,12 +86,11 @@ impl Http2Stream {
         Ok(piece.len())
     }
 
-    /// Waits until the server takes more of the content.
+    /// Waits until the server takes more of the content, of which it took nothing when it was offered last.
     pub(crate) async fn writable(&self) -> io::Result<()> {
         poll_fn(|context| {
             let mut request = self.request.borrow_mut();
             let Some(stream) = request.as_mut() else { return Poll::Ready(Ok(())) };
-            stream.reserve_capacity(1.max(stream.capacity()));
             loop {
                 if stream.capacity() > 0 {
                     return Poll::Ready(Ok(()));
