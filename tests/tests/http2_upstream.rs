@@ -2,7 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -204,8 +205,15 @@ fn what_a_server_turns_away_or_has_no_time_for_goes_on_another_connection() {
                 exchange.goodbye.notify_one();
                 exchange.ok("last");
             }
-            (1, "/refused") => exchange.respond.send_reset(Reason::REFUSED_STREAM),
-            (connection, _) => exchange.ok(connection.to_string()),
+            (1, "/refused") => {
+                // It has begun to come.
+                exchange.request.body_mut().data().await.unwrap().unwrap();
+                exchange.respond.send_reset(Reason::REFUSED_STREAM);
+            }
+            (connection, _) => {
+                let (content, _) = exchange.content().await.unwrap();
+                exchange.ok(format!("{connection}{}", String::from_utf8(content).unwrap()));
+            }
         }
     });
     let tidegate = before(origin.address(), "").start();
@@ -214,10 +222,100 @@ fn what_a_server_turns_away_or_has_no_time_for_goes_on_another_connection() {
     assert_eq!(post("/"), "0");
     assert_eq!(post("/last"), "last");
     assert_eq!(post("/"), "1", "the first is not used any more");
-    assert_eq!(post("/refused"), "2");
-    assert_eq!(post("/"), "2", "what refuses a request is given up");
+    client.send("POST /refused HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n, whole");
+    assert_eq!(client.response().text(), "2, whole");
+    assert_eq!(client.get("/").text(), "2", "what refuses a request is given up");
     let status = tidegate.ask_admin("/status").text();
     assert!(status.contains("\"failures\":0"), "{status}");
+}
+
+/// Servers end the whole connection for a head that is too long for them.
+#[test]
+fn a_long_head_has_a_connection_of_its_own_and_is_its_clients_fault() {
+    let origin = Http2Origin::start(|exchange: Exchange| async move {
+        let number = exchange_number(&exchange);
+        exchange.ok(number);
+    });
+    let tidegate = before(origin.address(), "").start();
+    let long = format!("X-Long: {}\r\n", "x".repeat(8000));
+    assert_eq!(tidegate.get("/").text(), "0");
+    assert_eq!(tidegate.get_with("/", &long).text(), "1");
+    assert_eq!(tidegate.get("/").text(), "0");
+    assert_eq!(tidegate.get_with("/", &long).text(), "2");
+    // One that reads so far, and ends.
+    let listener = TcpListener::bind(("127.0.0.1", free_port())).unwrap();
+    let address = listener.local_addr().unwrap();
+    std::thread::spawn(move || {
+        while let Ok((mut socket, _)) = listener.accept() {
+            let settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+            let _ = socket.write_all(&settings).and_then(|()| socket.read_exact(&mut [0; 6000]));
+        }
+    });
+    let tidegate = before(address, "").start();
+    for _ in 0..4 {
+        assert_eq!(tidegate.get_with("/", &long).status, 431);
+    }
+    let status = tidegate.ask_admin("/status").text();
+    assert!(status.contains("\"failures\":0") && status.contains("\"healthy\":true"), "{status}");
+}
+
+fn exchange_number(exchange: &Exchange) -> String {
+    exchange.connection.to_string()
+}
+
+/// Servers take many requests that are given up for an attack (CVE-2023-44487), and end the connection.
+#[test]
+fn a_connection_on_which_many_requests_were_given_up_gets_no_more() {
+    let given_up = Arc::new(AtomicUsize::new(0));
+    let counter = Arc::clone(&given_up);
+    let origin = Http2Origin::start(move |mut exchange: Exchange| {
+        let counter = Arc::clone(&counter);
+        async move {
+            if exchange.target() == "/" {
+                let number = exchange_number(&exchange);
+                return exchange.ok(number);
+            }
+            let response = Response::builder().header("cache-control", "no-store").body(()).unwrap();
+            let mut stream = exchange.respond.send_response(response, false).unwrap();
+            stream.send_data("begun".into(), false).unwrap();
+            let _ = poll_fn(|context| stream.poll_reset(context)).await;
+            counter.fetch_add(1, Ordering::SeqCst);
+        }
+    });
+    let tidegate = before(origin.address(), "").start();
+    for number in 1..=50 {
+        assert_eq!(tidegate.get("/").text(), "0");
+        let mut client = tidegate.connect();
+        client.send("GET /endless HTTP/1.1\r\nHost: a\r\n\r\n");
+        assert_eq!(client.head().0, 200);
+        drop(client);
+        eventually("it is given up", || (given_up.load(Ordering::SeqCst) == number).then_some(()));
+    }
+    assert_eq!(tidegate.get("/").text(), "1");
+}
+
+/// All content of a connection shares one window (RFC 9113 §5.2.1).
+#[test]
+fn an_upload_that_the_server_does_not_take_holds_up_no_other() {
+    let origin = Http2Origin::start(|mut exchange: Exchange| async move {
+        if exchange.target() == "/held" {
+            // Nothing of its content is taken.
+            let _ = poll_fn(|context| exchange.respond.poll_reset(context)).await;
+            return;
+        }
+        let (content, _) = exchange.content().await.unwrap();
+        exchange.ok(content);
+    });
+    let tidegate = before(origin.address(), "response_timeout = \"600s\"").start();
+    let mut held = tidegate.connect();
+    held.send("PUT /held HTTP/1.1\r\nHost: a\r\nContent-Length: 100000\r\n\r\n");
+    held.send(content(3, 100_000));
+    eventually("another connection", || {
+        let mut client = tidegate.connect();
+        client.send("PUT /other HTTP/1.1\r\nHost: a\r\nContent-Length: 5\r\n\r\nother");
+        assert_eq!(client.response().text(), "other");
+        (origin.connections() == 2).then_some(())
+    });
 }
 
 #[test]
@@ -344,6 +442,12 @@ fn what_is_no_http2_is_said_to_be_none_and_what_is_wrong_in_it_is_502() {
     assert_eq!(tidegate.get("/").status, 502);
     let status = tidegate.ask_admin("/status").text();
     assert!(status.contains("does not speak HTTP/2"), "{status}");
+    let mut manners = Manners::default();
+    manners.builder.max_concurrent_streams(0);
+    let closed = Http2Origin::with(manners, |exchange: Exchange| async move { exchange.ok("never") });
+    let tidegate = before(closed.address(), "").start();
+    assert_eq!(tidegate.get("/").status, 502);
+    assert!(tidegate.ask_admin("/status").text().contains("takes no requests"));
     let origin = Http2Origin::start(|mut exchange: Exchange| async move {
         match exchange.target().as_str() {
             "/short" => {

@@ -70,9 +70,17 @@ pub(super) fn take_over_from_head(storing: &Storing<'_>, stored: &Object, respon
     }
     let length =
         response.fields.get(FieldId::ContentLength).and_then(|value| std::str::from_utf8(value).ok());
+    // Of an answer that could be about anything nothing follows.
+    let is_told_apart = match entry.etag {
+        Some(_) => response.fields.has(FieldId::Etag),
+        None => {
+            let has_date = entry.last_modified_s.is_some() && response.fields.has(FieldId::LastModified);
+            has_date || response.fields.has(FieldId::Etag) || length.is_some()
+        }
+    };
     if length.is_some_and(|length| length.trim().parse() != Ok(stored.body_length())) {
         storing.store.remove(stored.key());
-    } else {
+    } else if is_told_apart {
         let _ = freshen(storing, stored, response);
     }
 }

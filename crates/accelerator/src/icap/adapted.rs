@@ -80,6 +80,10 @@ impl<B: RequestBody> RequestBody for AdaptedBody<B> {
         // One service looks at a message: nobody reads ahead of the upstream.
     }
 
+    fn takes_back(&self) -> bool {
+        false
+    }
+
     fn is_replayable(&self) -> bool {
         self.untouched && self.link.is_none()
     }

@@ -39,6 +39,9 @@ pub(crate) enum UpstreamError {
     /// The request has something that HTTP/2 has no form for.
     #[error("the request cannot be said in HTTP/2: {0}")]
     NoHttp2(io::Error),
+    /// The server ended a connection by HTTP/2 that such a request had for itself.
+    #[error("the server ends its connection at a request's head of so many bytes")]
+    LargeHead,
     /// The server closed the connection before the response was whole.
     #[error("the server closed the connection before the response was whole")]
     Incomplete,
@@ -100,6 +103,7 @@ impl UpstreamError {
             Self::Connect(_) | Self::Broken(_) | Self::Untouched(_) | Self::Incomplete => 502,
             Self::TooManyInterim => 502,
             Self::NoHttp2(_) => 400,
+            Self::LargeHead => 431,
             Self::Head(_) | Self::Body(_) | Self::UnexpectedUpgrade | Self::UnaskedNotModified => 502,
             Self::OtherLength => 502,
             Self::Client(BodyReadError::Malformed | BodyReadError::ClientGone) => 400,
@@ -145,13 +149,15 @@ impl UpstreamError {
 
     /// Whether the server has had a part in it, so that its health suffers.
     pub(crate) fn is_servers_fault(&self) -> bool {
-        !self.is_clients_fault() && !matches!(self, Self::Exhausted(_) | Self::OtherLength)
+        let is_nobodys =
+            matches!(self, Self::Exhausted(_) | Self::Busy | Self::Untouched(_) | Self::OtherLength);
+        !is_nobodys && !self.is_clients_fault()
     }
 
     /// Whether the client is to blame, so that the server's health does not suffer.
     pub(crate) fn is_clients_fault(&self) -> bool {
         match self {
-            Self::NoHttp2(_) => true,
+            Self::NoHttp2(_) | Self::LargeHead => true,
             Self::Client(error) => *error != BodyReadError::Adaptation,
             _ => false,
         }

@@ -193,7 +193,7 @@ impl Line {
     async fn run(batch: Batch, busy: Option<oneshot::Sender<Infallible>>) {
         let Batch { lease: Some(lease), heads, requests } = batch else { return };
         // A new connection waits for nobody: those that cannot have a kept one make their own, and keep it.
-        let Some(stream) = lease.take_idle() else { return };
+        let Some(stream) = lease.take_idle(false) else { return };
         let sent = requests.len();
         let mut line = Self {
             lease,

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
+use tidegate_http::BodyFraming;
 use tokio::time::Instant;
 
 use crate::data_core::millis;
@@ -15,12 +16,20 @@ use crate::upstream::groups::{Group, Groups, Server};
 use crate::upstream::http2::Sessions;
 use crate::upstream::permits::{NoPermit, Permit, Permits};
 use crate::upstream::pipeline::{Outcome, Pipeline};
+use crate::upstream::upload::Kept;
 use crate::upstream::{Heard, RequestBody, Response, Stream, UpstreamError};
 
 /// How long connections to a server are used once after it has sent more than it announced.
 const DISTRUST: Duration = Duration::from_secs(60);
-/// Connections tried for one request, over all servers.
+/// Servers tried for one request.
 const ATTEMPTS: usize = 3;
+/// How often one is offered again to a server that has turned it away with a connection.
+const TURNED_AWAY: usize = 8;
+/// What is kept of a request's content, where a server may turn away what it has begun to get (RFC 9113 §8.7).
+const KEPT_BYTES: usize = 64 * 1024;
+/// By HTTP/2, a longer head has a connection of its own. Servers end the whole connection for a field or a head that is too long
+/// for them, from 8 KB on, and with it what others have asked for.
+const SHARED_HEAD_BYTES: usize = 7 * 1024;
 
 /// One core's idle connections.
 pub(crate) struct Pools {
@@ -96,12 +105,13 @@ impl Pools {
         &self,
         group_index: usize,
         request: OutgoingRequest<'_>,
-        mut body: B,
+        body: B,
     ) -> Result<Box<Response>, UpstreamError> {
         let group = self.groups.get(group_index).ok_or(UpstreamError::NoServer)?;
-        let mut tried = Vec::new();
+        let mut body = Kept::new(body, if group.settings.http2 { KEPT_BYTES } else { 0 });
+        let (mut tried, mut turned_away) = (Vec::new(), 0);
         let mut last = UpstreamError::NoServer;
-        for _ in 0..ATTEMPTS {
+        while tried.len() < ATTEMPTS {
             let now_ms = self.groups.now_ms();
             let Some(server) = group.pick(&request, &tried, now_ms) else { break };
             let lease = match self.lease(group, group_index, server, &request).await {
@@ -118,7 +128,13 @@ impl Pools {
                     if !retry {
                         return Err(error);
                     }
-                    tried.push(server);
+                    body.rewind();
+                    // Another connection to the same server may well take it: one that ends says so while requests come.
+                    if matches!(error, UpstreamError::Untouched(_)) && turned_away < TURNED_AWAY {
+                        turned_away += 1;
+                    } else {
+                        tried.push(server);
+                    }
                     last = last.or_then(error);
                 }
             }
@@ -132,7 +148,7 @@ impl Pools {
         group: &Group,
         lease: &Rc<Lease>,
         request: &OutgoingRequest<'_>,
-        body: &mut B,
+        body: &mut Kept<B>,
     ) -> Result<Box<Response>, Failed> {
         let settings = &group.settings;
         let limits = ExchangeLimits { silence: settings.response_timeout, arrivals: &self.arrivals };
@@ -157,11 +173,14 @@ impl Pools {
                 Err(error) => return Err(lease.blame(error, false)),
             }
         }
-        if let Some(stream) = lease.take_idle() {
+        let has_content = request.framing != BodyFraming::None;
+        if lease.shares(request)
+            && let Some(stream) = lease.take_idle(has_content)
+        {
             match exchange(&stream, request, body, limits).await {
                 Ok(received) => return Ok(lease.answered(Some(stream), received)),
                 // The server closed the connection while it was idle: that says nothing about its health.
-                Err(error) if may_be_repeated(&error, request, body) => {}
+                Err(error) if may_be_repeated(&error, request, body) => body.rewind(),
                 Err(error) => return Err(lease.blame(error, false)),
             }
         }
@@ -202,14 +221,18 @@ impl Pools {
 async fn attempt_anew<B: RequestBody>(
     lease: &Rc<Lease>,
     request: &OutgoingRequest<'_>,
-    body: &mut B,
+    body: &mut Kept<B>,
     connect_timeout: Duration,
     limits: ExchangeLimits<'_>,
 ) -> Result<Box<Response>, Failed> {
     let connection = connect(lease.group(), lease.server(), connect_timeout);
+    let is_alone = !lease.shares(request);
     let connected = match lease.settings().http2 {
-        true => lease.pool.sessions.connect(connect_timeout, connection).await,
-        false => connection.await,
+        true if !is_alone => {
+            let has_content = request.framing != BodyFraming::None;
+            lease.pool.sessions.connect(connect_timeout, has_content, connection).await
+        }
+        _ => connection.await,
     };
     let stream = match connected {
         Ok(stream) => Rc::new(stream),
@@ -217,6 +240,11 @@ async fn attempt_anew<B: RequestBody>(
     };
     match exchange(&stream, request, body, limits).await {
         Ok(received) => Ok(lease.answered(Some(stream), received)),
+        Err(UpstreamError::Broken(_) | UpstreamError::Incomplete | UpstreamError::Untouched(_))
+            if is_alone && stream.http2().is_some() =>
+        {
+            Err(lease.blame(UpstreamError::LargeHead, false))
+        }
         Err(error) => {
             let retry = may_be_repeated(&error, request, body);
             Err(lease.blame(error, retry))
@@ -226,7 +254,11 @@ async fn attempt_anew<B: RequestBody>(
 
 /// Whether a request that had no answer may be sent again (RFC 9110 §9.2.2): the server has nothing of it, or nothing comes of
 /// doing it twice.
-fn may_be_repeated<B: RequestBody>(error: &UpstreamError, request: &OutgoingRequest<'_>, body: &B) -> bool {
+fn may_be_repeated<B: RequestBody>(
+    error: &UpstreamError,
+    request: &OutgoingRequest<'_>,
+    body: &Kept<B>,
+) -> bool {
     let is_safe = match error {
         UpstreamError::Untouched(_) => true,
         UpstreamError::Incomplete | UpstreamError::Broken(_) => request.method.is_idempotent(),
@@ -293,6 +325,11 @@ impl Lease {
         &self.group().settings
     }
 
+    /// Whether a request may be on a connection with others.
+    fn shares(&self, request: &OutgoingRequest<'_>) -> bool {
+        !self.settings().http2 || request.head.len() <= SHARED_HEAD_BYTES
+    }
+
     pub(super) fn pool(&self) -> &Rc<Pool> {
         &self.pool
     }
@@ -302,9 +339,9 @@ impl Lease {
     }
 
     /// An idle connection to the server, or room on one by HTTP/2, if there is.
-    pub(super) fn take_idle(&self) -> Option<Rc<Stream>> {
+    pub(super) fn take_idle(&self, has_content: bool) -> Option<Rc<Stream>> {
         if self.settings().http2
-            && let Some(stream) = self.pool.sessions.stream()
+            && let Some(stream) = self.pool.sessions.stream(has_content)
         {
             return Some(Rc::new(stream));
         }

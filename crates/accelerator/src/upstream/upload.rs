@@ -22,6 +22,10 @@ pub(crate) trait RequestBody {
     }
     /// An interim response has come.
     fn informational(&mut self, _head: &ResponseHead<'_>) {}
+    /// Whether [`Self::put_back`] does so.
+    fn takes_back(&self) -> bool {
+        true
+    }
     /// Whether the request can be sent again: nothing was read from the body yet, or there is nothing in it.
     fn is_replayable(&self) -> bool;
 }
@@ -58,8 +62,67 @@ impl<B: RequestBody> RequestBody for &mut B {
         (**self).informational(head);
     }
 
+    fn takes_back(&self) -> bool {
+        (**self).takes_back()
+    }
+
     fn is_replayable(&self) -> bool {
         (**self).is_replayable()
+    }
+}
+
+/// A body whose beginning is kept, so that it can be sent again.
+pub(super) struct Kept<B> {
+    body: B,
+    bytes: Vec<u8>,
+    most: usize,
+    /// It is all that was read.
+    is_all: bool,
+}
+
+impl<B: RequestBody> Kept<B> {
+    /// At most so much of it; 0: nothing.
+    pub(super) fn new(body: B, most: usize) -> Self {
+        let is_all = most > 0 && body.takes_back();
+        Self { body, bytes: Vec::new(), most, is_all }
+    }
+
+    /// What was read comes again, if it was kept.
+    pub(super) fn rewind(&mut self) {
+        if !self.bytes.is_empty() {
+            self.body.put_back(std::mem::take(&mut self.bytes));
+        }
+    }
+}
+
+impl<B: RequestBody> RequestBody for Kept<B> {
+    async fn chunk(&mut self) -> Result<Option<&[u8]>, BodyReadError> {
+        let Self { body, bytes, most, is_all } = self;
+        let piece = body.chunk().await?;
+        if let Some(piece) = piece.filter(|_| *is_all) {
+            *is_all = bytes.len() + piece.len() <= *most;
+            match is_all {
+                true => bytes.extend_from_slice(piece),
+                false => *bytes = Vec::new(),
+            }
+        }
+        Ok(piece)
+    }
+
+    fn put_back(&mut self, bytes: Vec<u8>) {
+        self.body.put_back(bytes);
+    }
+
+    fn trailers(&self) -> Box<dyn Iterator<Item = (&[u8], &[u8])> + '_> {
+        self.body.trailers()
+    }
+
+    fn informational(&mut self, head: &ResponseHead<'_>) {
+        self.body.informational(head);
+    }
+
+    fn is_replayable(&self) -> bool {
+        self.is_all || self.body.is_replayable()
     }
 }
 

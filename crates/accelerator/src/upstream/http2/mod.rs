@@ -39,6 +39,11 @@ const STREAM_WINDOW_BYTES: u32 = 128 * 1024;
 const CONNECTION_WINDOW_BYTES: u32 = STREAM_WINDOW_BYTES * STREAMS;
 /// Bytes of each request's content that wait for the connection.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
+/// Servers that take fewer are asked on several connections that are made at once.
+const NARROW: usize = 16;
+/// Requests given up, after which a connection gets no more: servers end one on which many are (CVE-2023-44487), with all that
+/// others have asked for.
+const GIVEN_UP: u32 = 50;
 /// How long what ends a connection may take to be sent.
 const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -48,38 +53,42 @@ pub(super) struct Sessions {
     open: RefCell<Vec<Rc<Session>>>,
     /// Held by who connects: others that find no room meanwhile share what comes of it.
     connecting: tokio::sync::Mutex<()>,
+    /// The server takes so few requests on a connection that sharing one is not worth a wait.
+    has_narrow: Cell<bool>,
     /// The server has chosen HTTP/1.1, where each request has a connection of its own.
     is_http1: Cell<bool>,
 }
 
 impl Sessions {
     /// A stream of a connection that has room for one.
-    pub(super) fn stream(&self) -> Option<Stream> {
+    pub(super) fn stream(&self, has_content: bool) -> Option<Stream> {
         let mut open = self.open.borrow_mut();
         open.retain(|session| session.is_usable());
-        open.iter().find(|session| session.has_room()).map(Session::stream)
+        open.iter().find(|session| session.has_room(has_content)).map(Session::stream)
     }
 
     /// A stream of a new connection, which `connect` makes, or of one that somebody else has made meanwhile.
     pub(super) async fn connect(
         &self,
         patience: Duration,
+        has_content: bool,
         connect: impl Future<Output = Result<Stream, UpstreamError>>,
     ) -> Result<Stream, UpstreamError> {
         if self.is_http1.get() {
             return Ok(self.note(connect.await?));
         }
-        let turn = timeout(patience, self.connecting.lock()).await;
-        let _turn = turn.map_err(|_| UpstreamError::ConnectTimeout)?;
-        match self.stream() {
-            Some(stream) => Ok(stream),
-            None => Ok(self.note(connect.await?)),
+        let turn = timeout(patience, self.connecting.lock()).await.map_err(|_| UpstreamError::Busy)?;
+        if let Some(stream) = self.stream(has_content) {
+            return Ok(stream);
         }
+        let _turn = (!self.has_narrow.get()).then_some(turn);
+        Ok(self.note(connect.await?))
     }
 
     fn note(&self, stream: Stream) -> Stream {
         self.is_http1.set(stream.http2().is_none());
         if let Some(stream) = stream.http2() {
+            self.has_narrow.set(stream.session().requests.current_max_send_streams() < NARROW);
             self.open.borrow_mut().push(Rc::clone(stream.session()));
         }
         stream
@@ -113,7 +122,11 @@ pub(super) struct Session {
     streams: Cell<usize>,
     /// Since when there are none.
     idle_since_ms: Cell<u64>,
-    /// It gets no more requests: one of them had no answer.
+    /// Requests under way that have content for which the server has no room.
+    stalled: Cell<usize>,
+    /// Requests that were given up before their end.
+    given_up: Cell<u32>,
+    /// It gets no more requests: one of them had no answer, or many were given up.
     is_retired: Cell<bool>,
     /// Tells the connection's task that nobody needs it any more.
     _wanted: oneshot::Sender<Infallible>,
@@ -141,12 +154,17 @@ impl Session {
         })
         .await
         .map_err(no_http2)?;
+        if requests.current_max_send_streams() == 0 {
+            return Err(io::Error::other("the server takes no requests"));
+        }
         let (wanted, unwanted) = oneshot::channel();
         tokio::task::spawn_local(run(connection, unwanted));
         Ok(Rc::new(Self {
             requests,
             is_encrypted,
             streams: Cell::new(0),
+            stalled: Cell::new(0),
+            given_up: Cell::new(0),
             idle_since_ms: Cell::new(monotonic_ms()),
             is_retired: Cell::new(false),
             _wanted: wanted,
@@ -164,8 +182,10 @@ impl Session {
         !self.is_retired.get() && matches!(ready, Poll::Ready(Ok(())))
     }
 
-    fn has_room(&self) -> bool {
-        self.streams.get() < self.requests.current_max_send_streams().min(STREAMS as usize)
+    /// Content waits for room that all requests of a connection share: where some waits already, more would wait behind it.
+    fn has_room(&self, has_content: bool) -> bool {
+        let is_stalled = has_content && self.stalled.get() > 0;
+        !is_stalled && self.streams.get() < self.requests.current_max_send_streams().min(STREAMS as usize)
     }
 }
 

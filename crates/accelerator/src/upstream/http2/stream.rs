@@ -16,8 +16,8 @@ use tidegate_http::write_chunk_header;
 
 use crate::data_core::clock::monotonic_ms;
 use crate::upstream::UpstreamError;
-use crate::upstream::http2::Session;
 use crate::upstream::http2::heads::{self, Coding};
+use crate::upstream::http2::{GIVEN_UP, Session};
 
 /// How long the end of a stream is waited for of whose response nothing more can come.
 const REST: Duration = Duration::from_secs(1);
@@ -88,6 +88,7 @@ impl Http2Stream {
 
     /// Waits until the server takes more of the content, of which it took nothing when it was offered last.
     pub(crate) async fn writable(&self) -> io::Result<()> {
+        let _stalled = Stalled::new(&self.session);
         poll_fn(|context| {
             let mut request = self.request.borrow_mut();
             let Some(stream) = request.as_mut() else { return Poll::Ready(Ok(())) };
@@ -152,13 +153,34 @@ impl Http2Stream {
 
 impl Drop for Http2Stream {
     fn drop(&mut self) {
-        let Session { streams, idle_since_ms, is_retired, .. } = &*self.session;
+        let Session { streams, idle_since_ms, given_up, is_retired, .. } = &*self.session;
         streams.set(streams.get() - 1);
         idle_since_ms.set(monotonic_ms());
-        // A server that is silent may be gone, which nobody would learn of before the next one had waited in vain.
-        if matches!(self.response.get_mut().from, From::Head(_)) {
+        match self.response.get_mut().from {
+            From::Nowhere | From::End => return,
+            // A server that is silent may be gone, which nobody would learn of before the next one had waited in vain.
+            From::Head(_) => is_retired.set(true),
+            From::Content(..) | From::Trailers(..) => given_up.set(given_up.get() + 1),
+        }
+        if given_up.get() >= GIVEN_UP {
             is_retired.set(true);
         }
+    }
+}
+
+/// For as long as a request's content waits for room.
+struct Stalled<'s>(&'s Session);
+
+impl<'s> Stalled<'s> {
+    fn new(session: &'s Session) -> Self {
+        session.stalled.set(session.stalled.get() + 1);
+        Self(session)
+    }
+}
+
+impl Drop for Stalled<'_> {
+    fn drop(&mut self) {
+        self.0.stalled.set(self.0.stalled.get() - 1);
     }
 }
 
