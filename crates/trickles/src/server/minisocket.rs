@@ -7,6 +7,7 @@ use crate::user::{Kind, UserContinuation, region_start};
 use crate::wire::{Answer, DATA_FRAME_BYTES, Frame, RESPONSE_HEAD_BYTES};
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Code of a reset that the transport itself sends: the user continuation's key epoch is gone; ask anew.
 pub const RESET_EXPIRED: u16 = 1;
@@ -71,6 +72,15 @@ impl Minisocket {
     #[must_use]
     pub fn peer(&self) -> SocketAddr {
         self.peer
+    }
+
+    /// Takes note that the request has waited for the application so long. None of that is a round trip: the client's
+    /// timestamp is echoed as if it had been sent so much later, and the continuations are dated now.
+    pub fn waited(&mut self, held: Duration) {
+        let template = &mut self.template;
+        template.timestamp_us = template.timestamp_us.wrapping_add(held.as_micros() as u32);
+        template.now_ms += held.as_millis() as u64;
+        template.continuation.timestamp_ms = template.now_ms as u32;
     }
 
     /// How many packets may be sent.

@@ -269,7 +269,8 @@ impl Server {
         socket.finish(transmit);
     }
 
-    /// Answers a datagram that [`Server::receive`] has verified, whose event waited meanwhile.
+    /// Answers a datagram that [`Server::receive`] has verified, whose event waited meanwhile; [`Minisocket::waited`]
+    /// says before for how long.
     ///
     /// # Errors
     /// A user continuation's key has been retired in the meantime.

@@ -10,6 +10,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Instant;
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -40,6 +41,7 @@ struct Waiting {
     reply: Option<Reply>,
     socket: Minisocket,
     local: Option<IpAddr>,
+    since: Instant,
     /// Of one that opens a connection.
     _open: Option<Arc<()>>,
 }
@@ -208,8 +210,8 @@ impl<A: Application> UdpServer<A> {
             Unsealed::Request(_, reply) => Some(reply),
             _ => None,
         };
-        let held =
-            Waiting { datagram, reply, socket, local, _open: is_open.then(|| Arc::clone(&self.opens)) };
+        let open = is_open.then(|| Arc::clone(&self.opens));
+        let held = Waiting { datagram, reply, socket, local, since: Instant::now(), _open: open };
         self.waiting.spawn(async move {
             wait.await;
             held
@@ -230,8 +232,9 @@ impl<A: Application> UdpServer<A> {
 
     /// Answers a request whose wait is over.
     async fn resume(&mut self, ready: Waiting, outgoing: &mut Outgoing) {
-        let Waiting { datagram, reply, socket, local, _open: _ } = ready;
+        let Waiting { datagram, reply, mut socket, local, since, _open: _ } = ready;
         let peer = socket.peer();
+        socket.waited(since.elapsed());
         // A key that was retired meanwhile: the client asks again.
         let Self { server, application, seal, .. } = self;
         let _ = server.resume(&datagram, socket, application, &mut |packet: &[u8]| match &reply {
