@@ -42,6 +42,9 @@ pub type RawDelta = [u8; DELTA_BYTES];
 /// Where these fields are in a continuation.
 const DELTA_FIELDS: [std::ops::Range<usize>; 5] = [1..2, 10..14, 19..23, 27..39, 57..73];
 
+/// Where the sealed value is.
+const SEALED: std::ops::Range<usize> = 41..57;
+
 /// What `raw` says that the client does not know from another continuation of the era.
 #[must_use]
 pub fn delta_of(raw: &RawContinuation) -> RawDelta {
@@ -78,6 +81,19 @@ pub fn apply_delta(known: &RawContinuation, delta: &RawDelta) -> Option<RawConti
     let offset = u32::from_be_bytes([delta[1], delta[2], delta[3], delta[4]]);
     raw[2..10].copy_from_slice(&base.checked_add(offset.into())?.to_be_bytes());
     Some(raw)
+}
+
+/// Whether `raw` can be told by a delta to whoever has `known`, another continuation of the era, once the key epochs are
+/// the same. Where a client has opened a connection twice and asked for different packets, the answers to one open are
+/// not kin to those of the other.
+#[must_use]
+pub fn is_kin(known: &RawContinuation, raw: &RawContinuation) -> bool {
+    let mut known = *known;
+    if known[1] != raw[1] {
+        known[1] = raw[1];
+        known[SEALED].copy_from_slice(&raw[SEALED]);
+    }
+    apply_delta(&known, &delta_of(raw)).as_ref() == Some(raw)
 }
 
 /// Where the fields of a delta are that begins an era: packet number less the base (2) and era counter (2) in their
@@ -416,6 +432,34 @@ pub(crate) mod tests {
                 stranger[at] ^= 1;
                 prop_assert_eq!(apply_delta(&stranger, &delta), None, "field {}", field);
             }
+        }
+
+        #[test]
+        fn continuations_are_kin_where_they_differ_in_what_deltas_tell_and_in_what_an_epoch_brings(
+            continuation in any_continuation(), other: u32, time: u32, sealed: Block,
+        ) {
+            let keys = EpochKeys::derive(continuation.epoch, &[3; 16]);
+            let base = continuation.era.base;
+            let known = continuation.sign(&keys, peer(), NOW_MS);
+            let later = Continuation {
+                number: base + u64::from(other), timestamp_ms: time, srtt_us: time, rttvar_us: time, ..continuation
+            };
+            prop_assert!(is_kin(&known, &later.sign(&keys, peer(), NOW_MS)));
+            let renewed = Continuation { epoch: continuation.epoch ^ 1, sealed, ..later };
+            prop_assert!(is_kin(&known, &renewed.sign(&keys, peer(), NOW_MS)));
+            for era in [
+                Era { counter: later.era.counter ^ 1, ..later.era },
+                Era { tag: later.era.tag ^ 1, ..later.era },
+                Era { start: later.era.start ^ 1, ..later.era },
+                Era { ssthresh: later.era.ssthresh ^ 1, ..later.era },
+                Era { flight: later.era.flight ^ 1, ..later.era },
+                Era { cubic: Some(Cubic::default()), ..later.era },
+            ] {
+                let stranger = Continuation { era, ..later }.sign(&keys, peer(), NOW_MS);
+                prop_assert!(!is_kin(&known, &stranger), "{:?}", era);
+            }
+            let shorter = Continuation { datagram_bytes: continuation.datagram_bytes ^ 1, ..later };
+            prop_assert!(!is_kin(&known, &shorter.sign(&keys, peer(), NOW_MS)));
         }
 
         #[test]

@@ -1,7 +1,7 @@
 //! One era at the client: which of its packets arrived, what is proved about them, and whose trickles are free to use.
 
 use crate::congestion::{Era, Run};
-use crate::continuation::{MAX_RUNS, ProvedRun, RawContinuation, RawDelta, apply_delta};
+use crate::continuation::{MAX_RUNS, ProvedRun, RawContinuation, RawDelta, apply_delta, is_kin};
 use crate::cwnd::MAX_WINDOW;
 use crate::wire::Account;
 use std::collections::{BTreeMap, VecDeque};
@@ -193,11 +193,15 @@ impl EraState {
         number < self.next || self.received.contains_key(&number)
     }
 
-    /// Takes a packet; `false` for one that was seen, given up or cannot have been sent.
+    /// Takes a packet; `false` for one that was seen, given up or cannot have been sent, and for one that answers another
+    /// open than the first that came: it goes on with other packets, and deltas of the two do not fit together.
     pub(super) fn insert(&mut self, number: u64, raw: RawContinuation, nonce: u64, now: Instant) -> bool {
         // No server has more packets on their way, or unanswered, than the largest window.
         let held = self.received.len() + self.ready.len();
         if self.knows(number) || number > self.end() || held >= MAX_WINDOW.into() {
+            return false;
+        }
+        if self.known.as_ref().is_some_and(|known| !is_kin(known, &raw)) {
             return false;
         }
         self.arrivals += 1;
@@ -327,13 +331,19 @@ impl EraState {
 mod tests {
     use super::*;
 
+    const RAW: RawContinuation = {
+        let mut raw = [0; size_of::<RawContinuation>()];
+        raw[0] = 1;
+        raw
+    };
+
     /// How many of `count` packets that have come together one request acknowledges, at the begin of an era.
     fn group_of(count: u64, counter: u32, cubic: bool, most: usize) -> u8 {
         let cubic = cubic.then(crate::cubic::Cubic::default);
         let era = Era { counter, tag: 0, base: 0, start: 200, ssthresh: 200, flight: 0, cubic };
         let mut state = EraState::new(era);
         for number in 1..=count {
-            assert!(state.insert(number, [0; size_of::<RawContinuation>()], 0, Instant::now()));
+            assert!(state.insert(number, RAW, 0, Instant::now()));
         }
         state.advance(0, Instant::now(), std::time::Duration::ZERO);
         let (ready, group) = state.next_group(most).unwrap();
@@ -360,13 +370,13 @@ mod tests {
         let mut state = EraState::new(era);
         let now = Instant::now();
         for number in 1..=9 {
-            state.insert(number, [0; size_of::<RawContinuation>()], 0, now);
+            state.insert(number, RAW, 0, now);
         }
         state.advance(0, now, std::time::Duration::ZERO);
         // The next packet begins a run, without a gap.
         state.end_slow_start();
         for number in (10..=69).chain(71..=180) {
-            state.insert(number, [0; size_of::<RawContinuation>()], 0, now);
+            state.insert(number, RAW, 0, now);
         }
         let mut groups = Vec::new();
         let mut take_all = |state: &mut EraState| {
@@ -389,7 +399,7 @@ mod tests {
         let now = Instant::now();
         let mut groups = Vec::new();
         for number in 1..=700 {
-            state.insert(number, [0; size_of::<RawContinuation>()], 0, now);
+            state.insert(number, RAW, 0, now);
             if number % 100 == 0 {
                 state.advance(0, now, std::time::Duration::ZERO);
                 groups.push(state.next_group(32).unwrap().1);
@@ -405,7 +415,7 @@ mod tests {
         let era = Era { counter: 0, tag: 0, base: 0, start: 10, ssthresh, flight: 0, cubic: None };
         let mut state = EraState::new(era);
         let now = Instant::now();
-        let raw = [0; size_of::<RawContinuation>()];
+        let raw = RAW;
         let kept = (1..200_000)
             .take_while(|&number| {
                 let kept = state.insert(number, raw, 0, now);
