@@ -13,7 +13,7 @@ use tidegate_trickles::sealed::{
     ANSWER_OVERHEAD_BYTES, ClientSeal, Encryption, Incoming, REQUEST_OVERHEAD_BYTES, Reply, ServerSeal,
     Unsealed,
 };
-use tidegate_trickles::server::{self, Application, Outer, Server};
+use tidegate_trickles::server::{self, Application, Event, Minisocket, Outer, Server};
 use tidegate_trickles::wire::Answer;
 
 /// One network and its faults.
@@ -34,6 +34,18 @@ pub struct Weather {
     pub encrypted: bool,
     /// What the client thinks that the path carries.
     pub datagram_bytes: u16,
+    /// How long each answer to new input takes to begin: what it is made of comes from somewhere else. Another server
+    /// that is asked for the same does not begin anew.
+    pub thinks: Option<Duration>,
+}
+
+/// A request whose answer has not begun.
+struct Waiting {
+    server: usize,
+    datagram: Vec<u8>,
+    reply: Option<Reply>,
+    socket: Minisocket,
+    since: Duration,
 }
 
 /// IPv4 and UDP.
@@ -55,6 +67,9 @@ pub struct World {
     pub now: Duration,
     queue: BinaryHeap<Reverse<(Duration, u64)>>,
     deliveries: BTreeMap<u64, Delivery>,
+    waiting: BTreeMap<u64, Waiting>,
+    /// From when on what a request has to be answered with is there, by what of its input was consumed before.
+    begins: BTreeMap<(u32, u64), Duration>,
     sequence: u64,
     pub keys: KeyRing,
     pub epoch: u8,
@@ -112,6 +127,8 @@ impl World {
             now: Duration::ZERO,
             queue: BinaryHeap::new(),
             deliveries: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            begins: BTreeMap::new(),
             sequence: 0,
             keys,
             epoch: 1,
@@ -193,6 +210,7 @@ impl World {
         while let Some(every) = self.weather.wipe_every.filter(|_| self.now >= self.next_wipe) {
             let victim = self.random.below(self.servers.len() as u64) as usize;
             self.servers[victim] = self.fresh_server();
+            self.waiting.retain(|_, waiting| waiting.server != victim);
             self.away[victim] = self.next_wipe + self.weather.outage;
             self.next_wipe += every / 2 + every.mul_f64(self.random.below(1000) as f64 / 1000.0);
         }
@@ -221,6 +239,9 @@ impl World {
         self.misfortunes();
         if packet.is_some_and(|at| at <= self.now) {
             let Some(Reverse((_, id))) = self.queue.pop() else { return true };
+            if let Some(waiting) = self.waiting.remove(&id) {
+                self.resume(waiting);
+            }
             match self.deliveries.remove(&id) {
                 Some(Delivery::ToServer { peer, datagram }) => self.serve(peer, &datagram),
                 Some(Delivery::ToClient { peer, datagram }) if peer == self.peer => self.take(&datagram),
@@ -260,7 +281,7 @@ impl World {
         match unsealed {
             Ok(Unsealed::Plain) => self.answer(index, peer, datagram, None, datagram.len(), &mut answers),
             Ok(Unsealed::Request(inner, reply)) => {
-                self.answer(index, peer, &inner, Some(&reply), datagram.len(), &mut answers);
+                self.answer(index, peer, &inner, Some(reply), datagram.len(), &mut answers);
             }
             Ok(Unsealed::Answer(answer)) => answers.push(answer),
             Err(_) => self.refused += 1,
@@ -275,22 +296,30 @@ impl World {
         index: usize,
         peer: SocketAddr,
         datagram: &[u8],
-        reply: Option<&Reply>,
+        reply: Option<Reply>,
         received_bytes: usize,
         answers: &mut Vec<Vec<u8>>,
     ) {
         let now_ms = self.wall_ms();
         let (server, service) = &mut self.servers[index];
-        let mut transmit = |packet: &[u8]| {
-            answers.push(match (reply, &mut self.seals) {
-                (Some(reply), Some((_, seal))) => seal.seal(reply, packet),
-                _ => packet.to_vec(),
-            });
-        };
+        let seals = &mut self.seals;
+        let mut transmit = |packet: &[u8]| answers.push(enclose(seals, reply.as_ref(), packet));
         let answer_bytes = if reply.is_some() { ANSWER_OVERHEAD_BYTES } else { 0 };
         let outer = Outer { received_bytes, answer_bytes };
         match server.receive_within(datagram, outer, peer, now_ms) {
-            Ok(Some((event, socket))) => server.answer(&event, socket, service, &mut transmit),
+            Ok(Some((event, socket))) => {
+                let begins =
+                    self.weather.thinks.map(|takes| begins(&mut self.begins, &event, self.now, takes));
+                if let Some(begins) = begins.filter(|&begins| begins > self.now) {
+                    self.sequence += 1;
+                    self.queue.push(Reverse((begins, self.sequence)));
+                    let (datagram, since) = (datagram.to_vec(), self.now);
+                    self.waiting
+                        .insert(self.sequence, Waiting { server: index, datagram, reply, socket, since });
+                    return;
+                }
+                server.answer(&event, socket, service, &mut transmit);
+            }
             Ok(None) => {}
             Err(refusal) => {
                 self.refused += 1;
@@ -304,6 +333,23 @@ impl World {
         let opens = datagram.get(1) == Some(&1);
         let answered: usize = answers.iter().map(Vec::len).sum();
         assert!(!opens || answered <= 3 * received_bytes, "seed {}: amplification", self.seed);
+    }
+
+    /// Answers a request that has waited for what it is answered with.
+    fn resume(&mut self, waiting: Waiting) {
+        let Waiting { server, datagram, reply, mut socket, since } = waiting;
+        let peer = socket.peer();
+        socket.waited(self.now - since);
+        let (server, service) = &mut self.servers[server];
+        let mut answers: Vec<Vec<u8>> = Vec::new();
+        let seals = &mut self.seals;
+        // An error is a key that is gone by now.
+        let _ = server.resume(&datagram, socket, service, &mut |packet: &[u8]| {
+            answers.push(enclose(seals, reply.as_ref(), packet));
+        });
+        for datagram in answers {
+            self.send(Delivery::ToClient { peer, datagram });
+        }
     }
 
     /// Reads output of a request; that something can be read is known before, and nothing else is.
@@ -387,4 +433,23 @@ impl World {
         }
         self.now - began
     }
+}
+
+fn enclose(seals: &mut Option<(ClientSeal, ServerSeal)>, reply: Option<&Reply>, packet: &[u8]) -> Vec<u8> {
+    match (reply, seals) {
+        (Some(reply), Some((_, seal))) => seal.seal(reply, packet),
+        _ => packet.to_vec(),
+    }
+}
+
+/// When what answers all inputs of an event is there.
+fn begins(
+    known: &mut BTreeMap<(u32, u64), Duration>,
+    event: &Event<'_>,
+    now: Duration,
+    takes: Duration,
+) -> Duration {
+    let of_inputs =
+        event.inputs.iter().map(|input| *known.entry((input.request, input.consumed)).or_insert(now + takes));
+    of_inputs.max().unwrap_or(now)
 }
