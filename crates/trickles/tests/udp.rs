@@ -6,12 +6,13 @@ mod support;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
-use support::{byte_at, objects};
+use support::{Generated, byte_at, objects};
 use tidegate_trickles::client::{ClientError, Config};
 use tidegate_trickles::files::{FileService, NOT_FOUND, PATH_TOO_LONG};
 use tidegate_trickles::keys::KeyRing;
-use tidegate_trickles::server::{self, Application, Counters, Event, Minisocket, Server};
+use tidegate_trickles::server::{self, Application, Counters, Event, Minisocket, Server, Wait};
 use tidegate_trickles::udp::{self, Connection, Options, RequestStream, StreamError, UdpServer};
+use tidegate_trickles::wire::{self, Answer, Ask, Request};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UdpSocket;
 use tokio::sync::{oneshot, watch};
@@ -77,6 +78,43 @@ async fn an_object_when_requested_then_its_bytes_are_read() {
     connection.request(b"/object/1").unwrap().read_to_end(&mut bytes).await.unwrap();
     assert!(bytes.is_empty());
     server.kill().await;
+}
+
+/// Thinks before it answers what opens a connection.
+struct Slow(FileService<Generated>, Duration);
+
+impl Application for Slow {
+    fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket) {
+        self.0.handle(event, socket);
+    }
+
+    fn prepare(&mut self, _: &Event<'_>) -> Option<Wait> {
+        let takes = self.1;
+        (takes > Duration::ZERO).then(|| Box::pin(async move { tokio::time::sleep(takes).await }) as Wait)
+    }
+}
+
+/// A client that took the wait for a part of the round trip would wait as long for each lost packet.
+#[tokio::test]
+async fn an_answer_that_waited_for_the_application_then_its_echo_says_for_how_long() {
+    for takes in [Duration::ZERO, Duration::from_millis(30)] {
+        let socket = udp::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+        let server = serve(socket, Slow(FileService::new(objects(&[1000])), takes));
+        let mut open = Vec::new();
+        let sent_us = u32::MAX - 5;
+        Request::encode_head(7, sent_us, &Ask::Open { datagram_bytes: 1200 }, &mut open);
+        wire::pad(1200, &mut open);
+        let client = UdpSocket::bind("127.0.0.1:0").await.unwrap();
+        client.send_to(&open, server.address).await.unwrap();
+        let mut buffer = [0; 2000];
+        let length = client.recv(&mut buffer).await.unwrap();
+        let Ok(Answer::Response { timestamp_us, .. }) = Answer::decode(&buffer[..length]) else {
+            panic!("no response: {:?}", &buffer[..length])
+        };
+        let held = Duration::from_micros(timestamp_us.wrapping_sub(sent_us).into());
+        assert!(held >= takes && (takes > Duration::ZERO || held == takes), "{held:?} of {takes:?}");
+        server.kill().await;
+    }
 }
 
 #[tokio::test]
