@@ -172,8 +172,18 @@ impl Minisocket {
         self.packets.clear();
     }
 
-    pub(super) fn expire(&mut self, request: u32) {
-        // Without room the client asks again, and is told then.
+    /// Says that the key epoch of a continuation for output is gone, in one of the packets by chance: the client asks for
+    /// that output again and again, and one packet of an answer could be lost each time.
+    pub(super) fn expire_output(&mut self, request: u32) {
+        let index = self.template.continuation.era.tag as usize % self.packets.len().max(1);
+        if self.reset(index, request, RESET_EXPIRED).is_err() {
+            // Without room the client asks again, and is told then.
+            let _ = self.reset(0, request, RESET_EXPIRED);
+        }
+    }
+
+    /// The same of one for input. What answers inputs goes into other packets each time.
+    pub(super) fn expire_input(&mut self, request: u32) {
         let _ = self.reset(0, request, RESET_EXPIRED);
     }
 

@@ -329,7 +329,7 @@ impl Server {
             if !input.continuation.is_empty() {
                 let (continuation, _) = match self.soft.open(input.continuation, &self.keys) {
                     Err(UserError::UnknownEpoch { .. }) => {
-                        socket.expire(input.request);
+                        socket.expire_input(input.request);
                         continue;
                     }
                     result => result?,
@@ -377,7 +377,7 @@ impl Server {
             EventWant { request, offset, length: 0, valid_start: 0, valid_end: 0, opaque: &[], aged: false };
         let (continuation, current) = match opened {
             Err(UserError::UnknownEpoch { .. }) => {
-                socket.expire(request);
+                socket.expire_output(request);
                 return Ok(empty);
             }
             result => result?,

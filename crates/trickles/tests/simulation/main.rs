@@ -402,6 +402,29 @@ fn a_path_that_loses_every_second_packet_when_fetched_from_or_conversed_over_the
     }
 }
 
+/// That the keys of a continuation are gone could be said in the packet that is lost each time.
+#[test]
+fn a_path_that_loses_every_second_packet_when_keys_are_gone_then_the_client_gets_to_know() {
+    let dark = Some(Dark {
+        from: Duration::from_millis(1700),
+        lasts: Duration::from_millis(1900),
+        every: Duration::from_millis(8500),
+    });
+    let half = Way {
+        delay: Duration::from_millis(100),
+        jitter: Duration::from_millis(13),
+        periodic: Some(2),
+        dark,
+        ..Way::default()
+    };
+    let rotate_every = Some(Duration::from_millis(2585));
+    for seed in 0..40 {
+        let weather = Weather { rotate_every, datagram_bytes: 900, ..over(half) };
+        let took = World::new(seed, weather, objects(&[130_000, 10_000])).fetch_all();
+        assert!(took < Duration::from_secs(1000), "seed {seed}: {took:?}");
+    }
+}
+
 #[test]
 fn every_conversation_goes_on_in_any_weather() {
     for seed in seeds(1000) {
