@@ -63,11 +63,6 @@ fn random_weather(random: &mut Random) -> Weather {
     // server has told: where most packets are lost, no open would come in time.
     let from = if encrypted { 6000 } else { 2000 };
     let rotate_every = sometimes(random, 300, from, 5000);
-    // Keys that last for 8 s are gone after a timeout or two. Where servers are away for a quarter of the time and every
-    // second packet is lost beside, most connections end before they have brought a packet of output: a few hundred
-    // kilobytes take hours, which are no sign of a fault.
-    let halved = [up, down].iter().any(|way| way.periodic.is_some_and(|period| period < 5));
-    let outage = if rotate_every.is_some() && halved { Duration::ZERO } else { outage };
     // Of a source of its own: weather without it stays what it was.
     let thinks = sometimes(&mut Random(random.0 ^ 0x7e57), 250, 0, 7000);
     Weather {
