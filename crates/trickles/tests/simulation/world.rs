@@ -92,8 +92,9 @@ pub struct World {
     next_rebind: Duration,
 }
 
-/// Opens before a client gives up: no weather here lasts longer.
-pub const PATIENCE: u32 = 100;
+/// Opens before a client gives up, of more than an hour. Bursts of losses end after so many packets, and few are sent while
+/// nothing is answered.
+pub const PATIENCE: u32 = 300;
 const CLOCK_START_MS: u64 = 1_700_000_000_000;
 
 impl World {
