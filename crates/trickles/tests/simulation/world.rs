@@ -361,6 +361,15 @@ impl World {
         read
     }
 
+    /// Where one packet in five is answered before keys are gone, 300 kB take hours. What tells a transfer that stands
+    /// still from one that is slow is that nothing comes.
+    pub fn assert_goes_on(&self, began: Duration, progress_at: Duration) {
+        let hour = Duration::from_secs(3600);
+        let limit = (progress_at + hour).min(began + 12 * hour);
+        let (seed, weather, client) = (self.seed, &self.weather, &self.client);
+        assert!(self.now < limit, "seed {seed}: too slow in {weather:?}: {client:?}");
+    }
+
     /// Bytes of the first object that can be read within so many seconds.
     pub fn read_for(&mut self, seconds: u64) -> u64 {
         let path = self.objects.0.keys().next().unwrap().clone();
@@ -424,17 +433,7 @@ impl World {
             }
             if !open.is_empty() {
                 assert!(self.step(), "seed {}: hangs: {:?}", self.seed, self.client);
-                // Where one packet in five is answered before keys are gone, 300 kB take hours. What tells a transfer that
-                // stands still from one that is slow is that nothing comes.
-                let limit =
-                    (progress_at + Duration::from_secs(3600)).min(began + Duration::from_secs(12 * 3600));
-                assert!(
-                    self.now < limit,
-                    "seed {}: too slow in {:?}: {:?}",
-                    self.seed,
-                    self.weather,
-                    self.client
-                );
+                self.assert_goes_on(began, progress_at);
             }
         }
         self.now - began
