@@ -6,10 +6,12 @@ use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use bytes::Bytes;
-use h2::Reason;
+use h2::{Reason, SendStream};
 use http::{HeaderMap, Request, Response};
+use rustix::net::sockopt;
 use tidegate_e2e::http2;
 use tidegate_e2e::http2_origin::{Exchange, Http2Origin, Manners};
 use tidegate_e2e::{
@@ -222,7 +224,7 @@ fn what_a_server_turns_away_or_has_no_time_for_goes_on_another_connection() {
     assert_eq!(post("/"), "0");
     assert_eq!(post("/last"), "last");
     assert_eq!(post("/"), "1", "the first is not used any more");
-    client.send("POST /refused HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n, whole");
+    client.send("POST /refused HTTP/1.1\r\nHost: a\r\nContent-Length: 7\r\n\r\n, whole");
     assert_eq!(client.response().text(), "2, whole");
     assert_eq!(client.get("/").text(), "2", "what refuses a request is given up");
     let status = tidegate.ask_admin("/status").text();
@@ -277,8 +279,7 @@ fn a_connection_on_which_many_requests_were_given_up_gets_no_more() {
             }
             let response = Response::builder().header("cache-control", "no-store").body(()).unwrap();
             let mut stream = exchange.respond.send_response(response, false).unwrap();
-            stream.send_data("begun".into(), false).unwrap();
-            let _ = poll_fn(|context| stream.poll_reset(context)).await;
+            send_for_ever(&mut stream).await;
             counter.fetch_add(1, Ordering::SeqCst);
         }
     });
@@ -288,6 +289,7 @@ fn a_connection_on_which_many_requests_were_given_up_gets_no_more() {
         let mut client = tidegate.connect();
         client.send("GET /endless HTTP/1.1\r\nHost: a\r\n\r\n");
         assert_eq!(client.head().0, 200);
+        sockopt::set_socket_linger(client.stream(), Some(Duration::ZERO)).unwrap();
         drop(client);
         eventually("it is given up", || (given_up.load(Ordering::SeqCst) == number).then_some(()));
     }
@@ -371,6 +373,17 @@ fn a_silent_server_is_asked_anew_on_another_connection() {
     assert_eq!(origin.connections(), 2);
 }
 
+/// Sends content until nobody wants it.
+async fn send_for_ever(stream: &mut SendStream<Bytes>) {
+    loop {
+        stream.reserve_capacity(1000);
+        match poll_fn(|context| stream.poll_capacity(context)).await {
+            Some(Ok(room)) if stream.send_data(vec![0; room].into(), false).is_ok() => {}
+            _ => return,
+        }
+    }
+}
+
 #[test]
 fn a_server_learns_that_nobody_wants_its_response_and_only_then() {
     let cancelled = Arc::new(AtomicUsize::new(0));
@@ -384,13 +397,7 @@ fn a_server_learns_that_nobody_wants_its_response_and_only_then() {
                 if target == "/length" { response.header("content-length", "3") } else { response };
             let mut stream = exchange.respond.send_response(response.body(()).unwrap(), false).unwrap();
             if target == "/endless" {
-                loop {
-                    stream.reserve_capacity(1000);
-                    match poll_fn(|context| stream.poll_capacity(context)).await {
-                        Some(Ok(room)) => stream.send_data(vec![0; room].into(), false).unwrap(),
-                        _ => break,
-                    }
-                }
+                send_for_ever(&mut stream).await;
                 counter.fetch_add(1, Ordering::SeqCst);
                 return;
             }

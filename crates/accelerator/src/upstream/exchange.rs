@@ -176,7 +176,11 @@ async fn upload_and_receive<B: RequestBody>(
         // The server may have answered before it closed its receiving side.
         Err(error @ UpstreamError::Broken(_)) => {
             let limits = ExchangeLimits { silence: Duration::from_millis(100), ..limits };
-            let received = reader.read(stream, limits, Some(body)).await.map_err(|_| error)?;
+            let received = reader.read(stream, limits, Some(body)).await.map_err(|later| match later {
+                // Where requests share a connection, it may also have said that it has not begun this one.
+                UpstreamError::Untouched(_) => later,
+                _ => error,
+            })?;
             Ok(with_upload(received, upload))
         }
         Err(error) => Err(error),

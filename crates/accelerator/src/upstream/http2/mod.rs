@@ -144,7 +144,7 @@ impl Session {
             .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
             .max_header_list_size(HeadLimits::default().head_bytes)
             .max_send_buffer_size(SEND_BUFFER_BYTES);
-        let handshake = builder.handshake(Socket(connection)).await;
+        let handshake = builder.handshake(Socket::new(connection)).await;
         let (requests, mut connection) = handshake.map_err(stream::of_library)?;
         // How many requests it takes at once is among the first that it says: more would be refused.
         poll_fn(|context| match Pin::new(&mut connection).poll(context) {
