@@ -7,7 +7,8 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::ClientConfig;
 use rustls::RootCertStore;
 use rustls::crypto::ring;
-use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
 /// A certificate with its key.
 pub struct Certificate {
@@ -44,14 +45,6 @@ impl Certificate {
         Self { chain: made.pem(), key: key.serialize_pem(), der: made.der().clone() }
     }
 
-    pub(crate) fn chain(&self) -> &str {
-        &self.chain
-    }
-
-    pub(crate) fn key(&self) -> &str {
-        &self.key
-    }
-
     pub(crate) fn der(&self) -> &CertificateDer<'static> {
         &self.der
     }
@@ -60,6 +53,12 @@ impl Certificate {
     pub fn write(&self, directory: &Path, name: &str) {
         std::fs::write(directory.join(format!("{name}.crt")), &self.chain).unwrap();
         std::fs::write(directory.join(format!("{name}.key")), &self.key).unwrap();
+    }
+
+    /// What a server shows of it, and proves that it is its own by.
+    pub(crate) fn identity(&self) -> (Vec<CertificateDer<'static>>, PrivateKeyDer<'static>) {
+        let chain = CertificateDer::pem_slice_iter(self.chain.as_bytes()).map(Result::unwrap).collect();
+        (chain, PrivateKeyDer::from_pem_slice(self.key.as_bytes()).unwrap())
     }
 
     /// What a client that trusts these, and speaks this protocol, begins with.

@@ -11,8 +11,6 @@ use h2::RecvStream;
 use h2::server::{Builder, SendResponse};
 use http::{HeaderMap, Request, Response};
 use rustls::ServerConfig;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot};
@@ -74,9 +72,8 @@ impl Manners {
     pub fn encrypted(certificate: &Certificate) -> Self {
         let builder = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
         let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
-        let chain = CertificateDer::pem_slice_iter(certificate.chain().as_bytes());
-        let key = PrivateKeyDer::from_pem_slice(certificate.key().as_bytes()).unwrap();
-        let mut config = builder.with_single_cert(chain.map(Result::unwrap).collect(), key).unwrap();
+        let (chain, key) = certificate.identity();
+        let mut config = builder.with_single_cert(chain, key).unwrap();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
         Self { tls: Some(Arc::new(config)), ..Self::default() }
     }

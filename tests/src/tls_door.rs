@@ -4,8 +4,6 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -113,9 +111,8 @@ fn config(certificate: &Certificate, manners: DoorManners<'_>) -> Arc<ServerConf
             builder.with_client_cert_verifier(verifier.build().unwrap())
         }
     };
-    let chain = CertificateDer::pem_slice_iter(certificate.chain().as_bytes());
-    let key = PrivateKeyDer::from_pem_slice(certificate.key().as_bytes()).unwrap();
-    let mut config = builder.with_single_cert(chain.map(Result::unwrap).collect(), key).unwrap();
+    let (chain, key) = certificate.identity();
+    let mut config = builder.with_single_cert(chain, key).unwrap();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     config.send_tls13_tickets = manners.tickets.unwrap_or(config.send_tls13_tickets);
     Arc::new(config)

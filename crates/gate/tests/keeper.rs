@@ -172,6 +172,25 @@ fn in_the_kernel_what_a_list_blocks_comes_back_after_it_was_evicted() {
 }
 
 #[test]
+fn list_that_others_had_to_make_room_for_says_how_many() {
+    let folder = Folder::new("crowded");
+    let path = folder.0.join("drop.list");
+    let gate = gate();
+    let one = |i: u32| IpPrefix::new(Ipv4Addr::from((20 << 24) + i).into(), 32).unwrap();
+    let many: Vec<IpPrefix> = (0..Blocks::MAX_ADDRESSES).map(one).collect();
+    explained(gate.blocks().add_many(&many, None));
+    rewrite(&path, "1.0.0.1\n");
+    let (_keeper, notes) = Keeper::start(&gate, &BlockSources { directory: None, files: vec![path] });
+    assert!(notes.len() == 1 && notes[0].is_fault() && is_blocked(&gate, "1.0.0.1"), "{notes:?}");
+    let evicted = Blocks::MAX_ADDRESSES / 100;
+    let said = notes[0].to_string();
+    assert!(
+        said.contains("1 blocked") && said.contains(&format!("{evicted} addresses are not blocked")),
+        "{said}"
+    );
+}
+
+#[test]
 fn list_that_does_not_fit_is_told_of_once_and_tried_again_until_it_fits() {
     let folder = Folder::new("full");
     let path = folder.0.join("drop.list");

@@ -99,23 +99,21 @@ impl Streamed {
     }
 
     fn about(response: &ResponseHead<'_>, head: Vec<u8>, forward: Forward) -> Self {
+        let announced = match response.framing {
+            BodyFraming::Length(length) => Some(length),
+            _ => None,
+        };
         Self {
             status: response.status,
             framing: response.framing,
-            content_length: match response.framing {
-                BodyFraming::Length(length) => Some(length),
-                _ => decimal(&response.fields, FieldId::ContentLength),
-            },
+            content_length: announced.or_else(|| decimal(&response.fields, FieldId::ContentLength)),
             age_s: decimal(&response.fields, FieldId::Age),
             ttl_s: None,
             head,
             forward,
             interim: VecDeque::new(),
             source: Source::Nothing,
-            announced: match response.framing {
-                BodyFraming::Length(length) => Some(length),
-                _ => None,
-            },
+            announced,
         }
     }
 
@@ -185,7 +183,8 @@ fn count_off(announced: &mut Option<u64>, piece: Option<&[u8]>) -> Result<(), Up
     Ok(())
 }
 
-fn decimal(fields: &Fields<'_>, id: FieldId) -> Option<u64> {
+/// The number that a field is.
+pub(super) fn decimal(fields: &Fields<'_>, id: FieldId) -> Option<u64> {
     std::str::from_utf8(fields.get(id)?).ok()?.trim().parse().ok()
 }
 

@@ -68,8 +68,7 @@ pub(super) fn take_over_from_head(storing: &Storing<'_>, stored: &Object, respon
     if entry.status != 200 || entry.is_by_coding {
         return;
     }
-    let length =
-        response.fields.get(FieldId::ContentLength).and_then(|value| std::str::from_utf8(value).ok());
+    let length = fill::decimal(&response.fields, FieldId::ContentLength);
     // Of an answer that could be about anything nothing follows.
     let is_told_apart = match entry.etag {
         Some(_) => response.fields.has(FieldId::Etag),
@@ -78,7 +77,7 @@ pub(super) fn take_over_from_head(storing: &Storing<'_>, stored: &Object, respon
             has_date || response.fields.has(FieldId::Etag) || length.is_some()
         }
     };
-    if length.is_some_and(|length| length.trim().parse() != Ok(stored.body_length())) {
+    if length.is_some_and(|length| length != stored.body_length()) {
         storing.store.remove(stored.key());
     } else if is_told_apart {
         let _ = freshen(storing, stored, response);

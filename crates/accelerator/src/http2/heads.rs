@@ -77,8 +77,7 @@ pub(super) struct ResponseHead {
 
 /// Reads the head that `bytes` begin with; `None` if there is none, or one that HTTP/2 has no form for.
 pub(super) fn read_response(bytes: &Bytes, method: tidegate_http::Method) -> Option<ResponseHead> {
-    let limits = HeadLimits { request_line_bytes: u32::MAX, head_bytes: u32::MAX, fields: u16::MAX };
-    let mut parser = ResponseParser::new(limits);
+    let mut parser = ResponseParser::new(HeadLimits::NONE);
     parser.reset(method);
     let Ok(Progress::Complete { length }) = parser.parse(bytes) else { return None };
     let parsed = parser.head(bytes);

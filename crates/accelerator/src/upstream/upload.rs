@@ -204,7 +204,7 @@ impl Upload {
                         BodyFraming::Length(left) if left > 0 => return Err(wrong_length()),
                         _ if let Some(stream) = self.stream.http2() => {
                             let passed = self.passes_trailers.then(|| body.trailers());
-                            stream.end(passed.into_iter().flatten()).map_err(UpstreamError::Broken)?;
+                            stream.end(passed.into_iter().flatten()).map_err(UpstreamError::of_connection)?;
                         }
                         BodyFraming::Chunked if self.passes_trailers => {
                             write_last_chunk(body.trailers(), &mut self.frame);

@@ -24,6 +24,11 @@ pub struct HeadLimits {
     pub fields: u16,
 }
 
+impl HeadLimits {
+    /// None, for heads that have been judged before or were written here.
+    pub const NONE: Self = Self { request_line_bytes: u32::MAX, head_bytes: u32::MAX, fields: u16::MAX };
+}
+
 impl Default for HeadLimits {
     fn default() -> Self {
         Self { request_line_bytes: 16 * 1024, head_bytes: 64 * 1024, fields: 100 }

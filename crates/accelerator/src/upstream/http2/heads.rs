@@ -8,12 +8,9 @@ use tidegate_http::{
     FieldId, HeadLimits, Progress, RequestHead, RequestParser, status_reason, write_decimal, write_last_chunk,
 };
 
-/// Heads that are put together here have been judged before.
-const WIDE: HeadLimits = HeadLimits { request_line_bytes: u32::MAX, head_bytes: u32::MAX, fields: u16::MAX };
-
 /// The request whose head this is, final empty line included.
 pub(super) fn read_request(bytes: &[u8], is_encrypted: bool) -> io::Result<Request<()>> {
-    let mut parser = RequestParser::new(WIDE);
+    let mut parser = RequestParser::new(HeadLimits::NONE);
     match parser.parse(bytes) {
         Ok(Progress::Complete { .. }) => request(&parser.head(bytes), is_encrypted),
         _ => Err(ErrorKind::InvalidInput.into()),
@@ -147,7 +144,7 @@ mod tests {
         for byte in (0x21..=0xFF).filter(|byte| *byte != 0x7F) {
             let target = [b"/a", &[byte][..], b"?", &[byte], b"=1"].concat();
             let head = [b"GET ", &target[..], b" HTTP/1.1\r\nHost: a\r\n\r\n"].concat();
-            let mut parser = RequestParser::new(WIDE);
+            let mut parser = RequestParser::new(HeadLimits::NONE);
             if parser.parse(&head).is_ok() {
                 let uri = read_request(&head, false).unwrap().uri().to_string();
                 assert!(uri.starts_with("http://a/a"), "{byte:02x}: {uri}");

@@ -62,9 +62,9 @@ pub(super) struct Sessions {
 impl Sessions {
     /// A stream of a connection that has room for one.
     pub(super) fn stream(&self, has_content: bool) -> Option<Stream> {
-        let mut open = self.open.borrow_mut();
-        open.retain(|session| session.is_usable());
-        open.iter().find(|session| session.has_room(has_content)).map(Session::stream)
+        // Mostly the first will do. Those that are of no use any more are swept out.
+        let open = self.open.borrow();
+        open.iter().find(|session| session.has_room(has_content) && session.is_usable()).map(Session::stream)
     }
 
     /// A stream of a new connection, which `connect` makes, or of one that somebody else has made meanwhile.
