@@ -13,6 +13,7 @@ mod field;
 mod field_rules;
 pub mod forward;
 mod head;
+pub mod http3;
 mod machine;
 mod names;
 pub mod normalize;
