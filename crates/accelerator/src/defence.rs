@@ -386,14 +386,17 @@ impl DataCore {
             self.metrics.connections_shed_total.add(shed as u64);
         }
         let crowding = |place: NodeId| defence.chain.with_tree(|tree| tree.crowding(place));
-        let weight = |client: &Client| {
+        let of_address = |peer: SocketAddr, place: Option<NodeId>| {
             // Those of a trusted proxy are many because its clients are.
-            let is_proxy = self.direct(client.peer()).via == Via::Proxy;
-            let of_address = client.place.filter(|_| !is_proxy).map_or(0, crowding);
-            of_address + transmit::unacknowledged(client) * LONE / BYTES_LIKE_A_CONNECTION
+            let is_proxy = self.direct(peer).via == Via::Proxy;
+            place.filter(|_| !is_proxy).map_or(0, crowding)
+        };
+        let weight = |client: &Client| {
+            let unread = transmit::unacknowledged(client) * LONE / BYTES_LIKE_A_CONNECTION;
+            of_address(client.peer(), client.place) + unread
         };
         if let Some((waiting, most, permits)) = self.pools().crowd() {
-            let mut stalled = 0;
+            let mut stalled = self.http3.stalled();
             self.clients.for_each(|client| stalled += client.stalled_at_upstream());
             let slow = |client: &Client| match client.stalled_at_upstream() {
                 0 => None,
@@ -403,7 +406,8 @@ impl DataCore {
             // A connection may have several, by its streams.
             let surplus =
                 |held: &mut dyn Iterator<Item = u64>| (held.count() * wanted).div_ceil(stalled.max(1));
-            let shed = self.clients.end_heaviest(surplus, slow);
+            let shed = self.clients.end_heaviest(surplus, slow)
+                + self.http3.end_heaviest(|held| (held * wanted).div_ceil(stalled.max(1)), true, of_address);
             self.metrics.connections_shed_total.add(shed as u64);
             // A tunnel takes a connection for as long as its client likes, and costs that nearly nothing.
             let tunnel =
@@ -420,6 +424,8 @@ impl DataCore {
         let surplus = 1.0 - ROOMY / load.connections;
         let wanted = (self.clients.len() as f32 * surplus) as usize;
         let shed = self.clients.end_heaviest(|_| wanted, |client| Some(weight(client)));
+        let of_http3 = |_| (self.http3.len() as f32 * surplus) as usize;
+        let shed = shed + self.http3.end_heaviest(of_http3, false, of_address);
         self.metrics.connections_shed_total.add(shed as u64);
     }
 
@@ -474,9 +480,14 @@ impl DataCore {
 
     /// Whether the defence does not let a piece of a request's body pass. What a trusted proxy passes on is judged by
     /// its head and its response only.
-    pub(crate) fn refuses_body(&self, client: &Client, piece: &[u8], received: u64) -> bool {
-        let (Some(defence), Some(id)) = (&self.defence, client.place) else { return false };
-        let peer = self.direct(client.peer());
+    pub(crate) fn refuses_body(
+        &self,
+        (place, peer): (Option<NodeId>, SocketAddr),
+        piece: &[u8],
+        received: u64,
+    ) -> bool {
+        let (Some(defence), Some(id)) = (&self.defence, place) else { return false };
+        let peer = self.direct(peer);
         let judge = || defence.chain.body(id, peer, piece, received, self.clock.elapsed_ms());
         peer.via == Via::Direct && !judge().is_continue()
     }

@@ -335,7 +335,7 @@ impl Engine {
         }
         let before = Arc::clone(&self.shared.plan.borrow());
         let (store, tags) = (self.shared.store.clone(), &self.shared.icap_tags);
-        let plan = Arc::new(Plan::new(&settings, store, tags, Some(before.groups()))?);
+        let plan = Arc::new(Plan::new(&settings, store, tags, Some(&before))?);
         self.shared.plan.send_replace(Arc::clone(&plan));
         let draining = *self.shared.phase.borrow() == Phase::Draining;
         if !draining && !self.shared.adoption.wait(&plan, TAKE_OVER_LIMIT) {

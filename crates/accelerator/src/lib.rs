@@ -1,8 +1,8 @@
 //! The accelerator: listeners, sessions, cache, static files and upstreams.
 //!
 //! A request's path through this crate: `engine` starts a `data_core` for each processor, which accepts and watches its
-//! clients' sockets. What they say goes through `tls`, if there is any, to `session` (HTTP/1) or `http2`; `dhttp` has
-//! its own way in. All of them ask `service`, which takes the answer from `cache`, `static_files` or `upstream`, past
+//! clients' sockets. What they say goes through `tls`, if there is any, to `session` (HTTP/1) or `http2`; `http3`
+//! and `dhttp` have their own ways in. All of them ask `service`, which takes the answer from `cache`, `static_files` or `upstream`, past
 //! `icap` and `compression` where that is wished. `defence` is asked on the way, and `telemetry` is told.
 
 mod cache;
@@ -12,12 +12,14 @@ mod defence;
 mod dhttp;
 mod engine;
 mod http2;
+mod http3;
 mod icap;
 mod message;
 mod service;
 mod session;
 pub mod settings;
 mod static_files;
+mod streams;
 mod telemetry;
 pub mod tls;
 mod upstream;

@@ -73,6 +73,8 @@ pub struct Listener {
     pub proxy_protocol: bool,
     /// Whether clients may speak HTTP/2 in the clear, without asking first (RFC 9113 §3.3).
     pub http2: bool,
+    /// Whether HTTP/3 is spoken at the UDP port of the same number; with [`Protocol::Https`] alone.
+    pub http3: bool,
 }
 
 /// What is spoken at a listening address.
@@ -81,7 +83,7 @@ pub enum Protocol {
     /// Cleartext HTTP/1.
     #[default]
     Http,
-    /// HTTP/1 and HTTP/2 over TLS.
+    /// HTTP/1 and HTTP/2 over TLS, and HTTP/3 if it is wished.
     Https,
     /// DHTTP: requests and short responses by UDP, long responses by connections that the server opens.
     Dhttp,

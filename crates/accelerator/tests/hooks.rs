@@ -156,6 +156,7 @@ impl Site {
                 protocol: Protocol::Http,
                 proxy_protocol: false,
                 http2: false,
+                http3: false,
             }],
             certificates: Vec::new(),
             issued: Arc::default(),

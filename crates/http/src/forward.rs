@@ -450,6 +450,7 @@ fn write_provenance(
         Version::Http10 => "1.0",
         Version::Http11 => "1.1",
         Version::Http2 => "2",
+        Version::Http3 => "3",
     };
     let client = context.client.to_canonical();
     for part in ["Via: ", received, " ", context.via_pseudonym, "\r\n"] {

@@ -41,6 +41,8 @@ pub enum Version {
     Http11,
     /// HTTP/2; the message itself is written as one of HTTP/1.1
     Http2,
+    /// HTTP/3, likewise
+    Http3,
 }
 
 /// How the end of a body is found (RFC 9112 §6.3).

@@ -483,6 +483,7 @@ pub(crate) fn write_client_head(
         Version::Http10 => "1.0",
         Version::Http11 => "1.1",
         Version::Http2 => "2",
+        Version::Http3 => "3",
     };
     for part in ["Via: ", version, " ", pseudonym, "\r\n"] {
         out.extend_from_slice(part.as_bytes());

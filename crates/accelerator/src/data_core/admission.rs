@@ -205,12 +205,12 @@ impl DataCore {
     }
 
     /// Whoever decides on connections just now.
-    pub(super) fn admission(&self) -> Option<Arc<dyn Admission>> {
+    pub(crate) fn admission(&self) -> Option<Arc<dyn Admission>> {
         self.with_plan(|plan| plan.connections.clone()).filter(|admission| admission.acts_on_connections())
     }
 
     /// A connection ends that was not admitted.
-    pub(super) fn connection_policed(&self) {
+    pub(crate) fn connection_policed(&self) {
         self.metrics.connections_accepted_total.add(1);
         self.metrics.connections_policed_total.add(1);
     }

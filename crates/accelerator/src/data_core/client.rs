@@ -16,6 +16,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use crate::data_core::clients::Clients;
 use crate::session::Partial;
 use crate::session::deadlines::Slot;
+use crate::streams::{Carrier, Debts};
 use crate::tls::{self, HandshakeError};
 
 /// Something to be read, the end of it included.
@@ -43,10 +44,8 @@ pub(crate) struct Client {
     pub(super) is_busy: Cell<bool>,
     /// Its request is with an upstream, or on its way there.
     pub(crate) has_upstream: Cell<bool>,
-    /// Of its streams, those by which it keeps an upstream waiting.
-    stalled_streams: Cell<u16>,
-    /// Of its streams, those that wait for it and for nobody else.
-    owing_streams: Cell<u16>,
+    /// Its streams that wait for it, where it has several.
+    debts: Debts,
     /// Whether its first bytes say which version of HTTP it speaks.
     may_speak_http2: Cell<bool>,
     /// It is in [`Clients::again`].
@@ -111,8 +110,7 @@ impl Client {
             watched: Cell::new(Watched::No),
             is_busy: Cell::new(false),
             has_upstream: Cell::new(false),
-            stalled_streams: Cell::new(0),
-            owing_streams: Cell::new(0),
+            debts: Debts::default(),
             may_speak_http2: Cell::new(may_speak_http2),
             is_queued: Cell::new(false),
             waker: RefCell::new(None),
@@ -155,27 +153,12 @@ impl Client {
     /// How many connections to upstreams it keeps waiting, for a body or by not reading.
     pub(crate) fn stalled_at_upstream(&self) -> usize {
         let is_slow = self.has_upstream.get() && (self.slot.awaits_body() || self.is_stuck());
-        usize::from(is_slow) + usize::from(self.stalled_streams.get())
+        usize::from(is_slow) + usize::from(self.debts.stalled())
     }
 
     /// Whether one of its streams waits for it: for content of a request, or for room for content of a response.
     pub(crate) fn is_owing(&self) -> bool {
-        self.owing_streams.get() > 0
-    }
-
-    /// How many do.
-    pub(crate) fn owing_streams(&self) -> u16 {
-        self.owing_streams.get()
-    }
-
-    /// Until the result is dropped, a stream waits for the client.
-    pub(crate) fn owes(&self) -> Counted<'_> {
-        Counted::one_of(&self.owing_streams)
-    }
-
-    /// Until the result is dropped, a stream waits for the client while an upstream waits for the stream.
-    pub(crate) fn stalls(&self) -> Counted<'_> {
-        Counted::one_of(&self.stalled_streams)
+        self.debts.owing() > 0
     }
 
     /// Whether a task answers this client now.
@@ -433,19 +416,25 @@ impl Client {
     }
 }
 
-/// One of a client's streams, for as long as it is counted.
-pub(crate) struct Counted<'c>(&'c Cell<u16>);
-
-impl<'c> Counted<'c> {
-    fn one_of(streams: &'c Cell<u16>) -> Self {
-        streams.set(streams.get() + 1);
-        Self(streams)
+impl Carrier for Client {
+    fn peer(&self) -> SocketAddr {
+        self.peer
     }
-}
 
-impl Drop for Counted<'_> {
-    fn drop(&mut self) {
-        self.0.set(self.0.get() - 1);
+    fn place(&self) -> Option<NodeId> {
+        self.place
+    }
+
+    fn introduced(&self) -> Introduced {
+        self.introduced
+    }
+
+    fn is_encrypted(&self) -> bool {
+        self.tls.is_some()
+    }
+
+    fn debts(&self) -> &Debts {
+        &self.debts
     }
 }
 

@@ -12,7 +12,7 @@ mod proxied;
 
 use std::cell::{Cell, Ref, RefCell};
 use std::io;
-use std::net::{IpAddr, SocketAddr, TcpListener as StdListener};
+use std::net::{IpAddr, SocketAddr, TcpListener as StdListener, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,6 +41,7 @@ use crate::data_core::load::Meter;
 use crate::data_core::plan_adoption::PlanAdoption;
 use crate::defence::Defence;
 use crate::dhttp::{self, DhttpStart};
+use crate::http3;
 use crate::icap;
 use crate::message;
 use crate::service::block_list::BlockListCache;
@@ -125,6 +126,8 @@ pub(crate) enum Bound {
     /// One, or one per priority class.
     Http(Vec<StdListener>, Transport),
     Dhttp(tidegate_dhttp::driver::Listener),
+    /// One of HTTP/3, with its number and that of all of its address.
+    Http3(UdpSocket, (usize, usize)),
 }
 
 /// What every connection of a core shares. Only this core's thread touches it.
@@ -136,6 +139,7 @@ pub(crate) struct DataCore {
     pub store: Option<Arc<Store>>,
     pub flights: Arc<Flights>,
     pub clients: Clients,
+    pub http3: http3::Connections,
     pub tasks: TaskPool,
     pub log: Option<LogBuffer>,
     pub defence: Option<Defence>,
@@ -161,7 +165,8 @@ pub(crate) struct DataCore {
     drain_goes_on: Notify,
     /// When it will have been long since the cache had no room for a response.
     lacks_room_until_ms: Cell<u64>,
-    open: Arc<AtomicUsize>,
+    /// Connections of all cores.
+    pub open: Arc<AtomicUsize>,
 }
 
 /// What may happen to many requests at once, and is logged for a few of them.
@@ -211,6 +216,7 @@ impl DataCore {
                 store: start.store,
                 flights: start.flights,
                 clients: Clients::new(start.epoll),
+                http3: http3::Connections::default(),
                 tasks: TaskPool::default(),
                 log: start.log.map(LogBuffer::new),
                 defence: start.defence.map(Defence::new),
@@ -258,6 +264,7 @@ impl DataCore {
         let mut accepting = Vec::new();
         let mut tasks = Vec::new();
         let mut dhttp = Vec::new();
+        let mut http3 = Vec::new();
         for bound in listeners {
             let failed = match bound {
                 Bound::Http(sockets, transport) => {
@@ -268,6 +275,9 @@ impl DataCore {
                 }
                 Bound::Dhttp(listener) => {
                     dhttp::serve(self, listener, &start).map(|server| dhttp.push(server))
+                }
+                Bound::Http3(socket, number) => {
+                    http3::serve(self, socket, number).map(|server| http3.push(server))
                 }
             };
             if let Err(error) = failed {
@@ -290,6 +300,9 @@ impl DataCore {
         }
         dhttp.iter().for_each(|server| server.handle.drain());
         self.finish_requests(&dhttp).await;
+        for server in http3 {
+            let _ = tokio::time::timeout(LAST_WORDS, server.end()).await;
+        }
         self.log_kept_back(u64::MAX);
         if let Some(log) = &self.log {
             log.flush(&self.metrics);
@@ -301,18 +314,17 @@ impl DataCore {
         self.clients.end_tunnels();
         let end_ms = self.clock.elapsed_ms() + millis(self.plan().limits.drain_timeout);
         let fresh_ms = self.clock.elapsed_ms() + FRESH_MS;
-        let busy = || self.clients.len() > 0 || dhttp.iter().any(|server| !server.task.is_finished());
+        let open = || self.clients.len() + self.http3.len();
+        let busy = || open() > 0 || dhttp.iter().any(|server| !server.task.is_finished());
         while busy() && self.clock.elapsed_ms() < end_ms {
             self.clients.count_silent_as_idle(self.clock.elapsed_ms() < fresh_ms);
             self.clients.end_idle();
             self.clients.sweep(self.clock.elapsed_ms());
+            self.http3.sweep(self.clock.elapsed_ms());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-        if self.clients.len() > 0 {
-            tracing::warn!(
-                connections = self.clients.len(),
-                "connections were still open when the drain timed out"
-            );
+        if open() > 0 {
+            tracing::warn!(connections = open(), "connections were still open when the drain timed out");
             // Those that can say so have a moment for it.
             self.set_drain(Drain::Over);
             tokio::time::sleep(LAST_WORDS).await;
@@ -351,7 +363,7 @@ impl DataCore {
     }
 
     /// Whether there may be one more connection, which is counted then.
-    fn has_room(&self, peer: SocketAddr) -> bool {
+    pub(crate) fn has_room(&self, peer: SocketAddr) -> bool {
         if self.open.fetch_add(1, Ordering::Relaxed) < self.plan().limits.connections {
             return true;
         }
@@ -384,6 +396,7 @@ impl DataCore {
             interval.tick().await;
             let now_ms = self.clock.elapsed_ms();
             self.clients.sweep(now_ms);
+            self.http3.sweep(now_ms);
             self.pools().sweep();
             self.icap_services().sweep();
             self.log_kept_back(now_ms);

@@ -10,6 +10,7 @@ use tidegate_dhttp::ports::ClientPorts;
 
 use crate::data_core::{Bound, Transport, pacing};
 use crate::engine::StartError;
+use crate::http3;
 use crate::settings::{Listener, Protocol, Settings};
 
 /// How long the kernel keeps a new connection to itself while nothing has arrived on it. It is accepted after that as
@@ -38,6 +39,8 @@ pub enum Whose {
     Classes,
     /// Of DHTTP, for each data core one of UDP and then one of TCP.
     Dhttp,
+    /// Of UDP for HTTP/3, one for each data core.
+    Http3,
 }
 
 /// What the data cores listen on.
@@ -76,6 +79,10 @@ pub(super) fn bind_all(
         } else {
             let of_before = of_before(Whose::Cores).unwrap_or_default();
             sockets.listen(listener, of_before).map_err(failed)?;
+        }
+        if listener.http3 {
+            let of_before = of_before(Whose::Http3).unwrap_or_default();
+            sockets.listen_for_http3(listener, of_before).map_err(failed)?;
         }
     }
     Ok(sockets)
@@ -154,6 +161,32 @@ impl Sockets {
         }
         self.addresses.push(address);
         self.duplicates.push(Listening { address, whose: Whose::Dhttp, sockets: duplicates });
+        Ok(())
+    }
+
+    /// One socket for each core at the UDP port of the listener's last address.
+    fn listen_for_http3(&mut self, listener: &Listener, of_before: Vec<OwnedFd>) -> io::Result<()> {
+        let mut sockets: Vec<UdpSocket> = of_before.into_iter().map(UdpSocket::from).collect();
+        let address = match (sockets.first(), self.addresses.last()) {
+            (Some(socket), _) => socket.local_addr()?,
+            (None, Some(address)) => *address,
+            (None, None) => listener.address,
+        };
+        if sockets.is_empty() {
+            is_free(address, Type::DGRAM)?;
+        }
+        while sockets.len() < self.sets.len() {
+            sockets.push(bind(address, Type::DGRAM, true)?.into());
+        }
+        http3::steer(&sockets)?;
+        let count = sockets.len();
+        let mut duplicates = Vec::new();
+        for (index, socket) in sockets.into_iter().enumerate() {
+            duplicates.push(socket.try_clone()?.into());
+            self.of_core(index).push(Bound::Http3(socket, (index, count)));
+        }
+        let (address, whose) = (listener.address, Whose::Http3);
+        self.duplicates.push(Listening { address, whose, sockets: duplicates });
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version, header};
 use tidegate_http::forward::{is_hop_by_hop, write_field};
-use tidegate_http::{BodyFraming, FieldId, HeadLimits, Progress, ResponseParser};
+use tidegate_http::{FieldId, ResponseHead};
 
 /// A request that HTTP/2 does not allow. The parser finds the others.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -68,19 +68,8 @@ fn write_host(authority: Option<&[u8]>, headers: &HeaderMap, out: &mut Vec<u8>) 
     Ok(())
 }
 
-/// A response's head, how its content is delimited in what follows it, and where that begins.
-pub(super) struct ResponseHead {
-    pub head: Response<()>,
-    pub framing: BodyFraming,
-    pub length: usize,
-}
-
-/// Reads the head that `bytes` begin with; `None` if there is none, or one that HTTP/2 has no form for.
-pub(super) fn read_response(bytes: &Bytes, method: tidegate_http::Method) -> Option<ResponseHead> {
-    let mut parser = ResponseParser::new(HeadLimits::NONE);
-    parser.reset(method);
-    let Ok(Progress::Complete { length }) = parser.parse(bytes) else { return None };
-    let parsed = parser.head(bytes);
+/// A response's head; `None` if HTTP/2 has no form for it.
+pub(super) fn response(parsed: &ResponseHead<'_>) -> Option<Response<()>> {
     let mut head = Response::new(());
     *head.version_mut() = Version::HTTP_2;
     *head.status_mut() = StatusCode::from_u16(parsed.status).ok()?;
@@ -91,7 +80,16 @@ pub(super) fn read_response(bytes: &Bytes, method: tidegate_http::Method) -> Opt
             head.headers_mut().append(name, HeaderValue::from_bytes(value).ok()?);
         }
     }
-    Some(ResponseHead { head, framing: parsed.framing, length })
+    Some(head)
+}
+
+/// Says by which other protocol the site can be had (RFC 7838 §3), if there is one and the application names none.
+pub(super) fn offer(alternative: &str, head: &mut Response<()>) {
+    if !alternative.is_empty()
+        && let Ok(value) = HeaderValue::from_str(alternative)
+    {
+        head.headers_mut().entry(header::ALT_SVC).or_insert(value);
+    }
 }
 
 /// Trailer fields, without those that have no meaning there (§8.1).
@@ -120,7 +118,7 @@ pub(super) fn trailer_section(trailers: &HeaderMap) -> Bytes {
 #[cfg(test)]
 mod tests {
     use http::Request;
-    use tidegate_http::RequestParser;
+    use tidegate_http::{HeadLimits, Progress, RequestParser, ResponseParser};
 
     use super::*;
 
@@ -177,12 +175,11 @@ mod tests {
         let bytes = Bytes::from_static(
             b"HTTP/1.1 200 OK\r\nX-A: b\r\nConnection: keep-alive\r\nKeep-Alive: timeout=5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
         );
-        let read = read_response(&bytes, tidegate_http::Method::Get).unwrap();
-        assert_eq!((read.framing, read.length), (BodyFraming::Chunked, bytes.len() - 5));
-        let names: Vec<_> = read.head.headers().keys().map(HeaderName::as_str).collect();
+        let mut parser = ResponseParser::new(HeadLimits::default());
+        assert_eq!(parser.parse(&bytes), Ok(Progress::Complete { length: bytes.len() - 5 }));
+        let head = response(&parser.head(&bytes)).unwrap();
+        let names: Vec<_> = head.headers().keys().map(HeaderName::as_str).collect();
         assert_eq!(names, ["x-a"]);
-        let head_only = read_response(&bytes, tidegate_http::Method::Head).unwrap();
-        assert_eq!(head_only.framing, BodyFraming::None);
         let trailers = trailers([(&b"X-T"[..], &b"1"[..]), (b"Connection", b"close")].into_iter());
         assert_eq!(trailers.len(), 1);
     }

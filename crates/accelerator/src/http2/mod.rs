@@ -1,16 +1,12 @@
 //! HTTP/2 over one client connection (RFC 9113): frames are the library's, limits and streams are ours.
 //!
-//! Each stream is a message: its request is written as a head of HTTP/1.1, answered as those of other transports are,
-//! and the answer's head is read again. So there is one way to judge, route, cache and count requests, whatever brought
-//! them.
+//! What becomes of a stream is [`crate::streams`]' business.
 
 mod frames;
 mod heads;
 mod line;
 mod stream;
 
-use std::cell::Cell;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -19,121 +15,38 @@ use h2::Reason;
 use h2::server::{Builder, Connection};
 use tidegate_core::hooks::Slow;
 use tidegate_http::Version;
-use tokio::sync::Notify;
 
-use crate::data_core::DataCore;
 use crate::data_core::client::Client;
 use crate::data_core::clients::Busy;
 use crate::http2::line::{Line, Socket};
 use crate::session::deadlines::Waiting;
 use crate::session::transmit::{RateWatch, unacknowledged};
+use crate::streams::{CONNECTION_WINDOW_BYTES, Carrier, End, STREAM_WINDOW_BYTES, STREAMS, Shared, Streams};
 
 pub(crate) use heads::trailers;
 
-/// Requests of a connection that are answered at once (RFC 9113 §5.1.2).
-const STREAMS: u32 = 100;
-/// What a client may send of a request's content before somebody wants it, and of all that are under way.
-const STREAM_WINDOW_BYTES: u32 = 256 * 1024;
-const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 /// Bytes of each response that wait for the connection.
 const SEND_BUFFER_BYTES: usize = 64 * 1024;
 /// Streams reset by either side that are remembered, so that what was under way for them is told from an error.
 const RESET_STREAMS: usize = 32;
-/// Requests that a client may cancel before it is looked at how many of them it cancels (CVE-2023-44487).
-const CANCELLED: u64 = 100;
-/// For each so many milliseconds it may cancel one more.
-const CANCELLED_MS: u64 = 1000;
 /// How long what ends a connection may take to be sent.
 const GOODBYE: Duration = Duration::from_secs(1);
 /// How often it is looked at how much the client has taken, once nobody else waits for that.
 const LOOK_MS: u64 = 1000;
 
-/// Streams of one connection, as its task and theirs see them.
-#[derive(Default)]
-struct Streams {
-    open: Cell<u32>,
-    begun: Cell<u64>,
-    /// Of requests that wait for an answer.
-    head_bytes: Cell<usize>,
-    cancelled: Cell<u64>,
-    /// Why the connection is to end.
-    end: Cell<Option<End>>,
-    ended: Notify,
-}
-
-impl Streams {
-    /// The connection is to end.
-    fn end(&self, end: End) {
-        self.end.set(self.end.get().max(Some(end)));
-        self.ended.notify_one();
+/// The connection has ended for what came on it, or is broken.
+fn broken(shared: &Shared, error: &h2::Error) -> Result<(), CutOff> {
+    let Shared { core, carrier, streams, .. } = shared;
+    tracing::debug!(client = %carrier.peer(), %error, "HTTP/2 ends");
+    if error.is_io() || error.is_remote() {
+        return Ok(());
     }
-
-    /// Whether the client has cancelled most of what it has asked for in so many milliseconds, so that work is all that it
-    /// wants.
-    fn is_rapid_reset(&self, ms: u64) -> bool {
-        let cancelled = self.cancelled.get();
-        cancelled > CANCELLED + ms / CANCELLED_MS && cancelled > self.begun.get() / 2
+    if error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
+        core.metrics.http2_floods_total.add(1);
     }
-}
-
-/// What a stream's bytes count for: it and all the others that wait for the client share its line, and the minimum rate is that
-/// of the line.
-fn share(bytes: usize, others: u16) -> u64 {
-    bytes as u64 * (u64::from(others) + 1)
-}
-
-/// How a connection ends; of two ways, the later in this list.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
-enum End {
-    /// After the streams that are open.
-    LastStreams,
-    /// At once.
-    Closed,
-    /// At once, and the client learns that it did not get all.
-    Reset,
-    /// The same, because it did not take a response.
-    TooSlow,
-}
-
-/// What all streams of a connection know of it.
-struct Shared {
-    core: Rc<DataCore>,
-    client: Rc<Client>,
-    local: SocketAddr,
-    streams: Streams,
-}
-
-impl Shared {
-    /// What bytes that a stream has moved count for.
-    fn share(&self, bytes: usize) -> u64 {
-        share(bytes, self.client.owing_streams())
-    }
-
-    /// Counts, logs and charges to the client a request that has no answer, because its stream is ended.
-    fn refused(&self) {
-        let Self { core, client, streams, .. } = self;
-        core.metrics.requests_refused_total.add(1);
-        core.log_unreadable(client.peer(), Version::Http2, 400, Default::default());
-        if !core.answers_malformed(client.place, client.peer()) {
-            core.metrics.requests_policed_total.add(1);
-            streams.end(End::Closed);
-        }
-    }
-
-    /// The connection has ended for what came on it, or is broken.
-    fn broken(&self, error: &h2::Error) -> Result<(), CutOff> {
-        let Self { core, client, streams, .. } = self;
-        tracing::debug!(client = %client.peer(), %error, "HTTP/2 ends");
-        if error.is_io() || error.is_remote() {
-            return Ok(());
-        }
-        if error.reason() == Some(Reason::ENHANCE_YOUR_CALM) {
-            core.metrics.http2_floods_total.add(1);
-        }
-        self.refused();
-        // Whoever is kept out is not waited for.
-        if streams.end.get() == Some(End::Closed) { Err(CutOff) } else { Ok(()) }
-    }
+    shared.refused();
+    // Whoever is kept out is not waited for.
+    if streams.why_end() == Some(End::Closed) { Err(CutOff) } else { Ok(()) }
 }
 
 /// Nothing more is sent, and nobody waits for the client to take what was.
@@ -154,7 +67,8 @@ pub(crate) async fn serve(busy: &Busy) -> Result<(), CutOff> {
         .max_concurrent_reset_streams(RESET_STREAMS);
     let shared = Rc::new(Shared {
         core: Rc::clone(&busy.core),
-        client: Rc::clone(&busy.client),
+        carrier: Rc::clone(&busy.client) as Rc<dyn Carrier>,
+        version: Version::Http2,
         local,
         streams: Streams::default(),
     });
@@ -171,22 +85,23 @@ pub(crate) async fn serve(busy: &Busy) -> Result<(), CutOff> {
         handshake = line.sending(builder.handshake::<_, Bytes>(socket)) => handshake,
     };
     match handshake {
-        Ok(connection) => run(connection, &shared, &line).await,
-        Err(error) => shared.broken(&error),
+        Ok(connection) => run(connection, &shared, &busy.client, &line).await,
+        Err(error) => broken(&shared, &error),
     }
 }
 
 async fn run(
     mut connection: Connection<Socket, Bytes>,
     shared: &Rc<Shared>,
+    client: &Client,
     line: &Line,
 ) -> Result<(), CutOff> {
-    let Shared { core, client, streams, .. } = &**shared;
+    let Shared { core, streams, .. } = &**shared;
     let mut watch = RateWatch::new(core);
     let began_ms = core.clock.elapsed_ms();
     let reason = loop {
         let is_leaving = core.is_draining();
-        match streams.end.get() {
+        match streams.why_end() {
             Some(End::TooSlow) => {
                 core.too_slow(client.place, client.peer(), Slow::Reading);
                 client.set_zero_linger();
@@ -206,11 +121,11 @@ async fn run(
             let _ = core.answers_malformed(client.place, client.peer());
             break Reason::ENHANCE_YOUR_CALM;
         }
-        let is_first = streams.begun.get() == 0;
+        let is_first = streams.begun() == 0;
         // A response whose end the client has not taken yet keeps it from being idle.
         let is_taking =
-            streams.open.get() == 0 && !is_first && (connection.has_streams() || unacknowledged(client) > 0);
-        match streams.open.get() {
+            streams.open() == 0 && !is_first && (connection.has_streams() || unacknowledged(client) > 0);
+        match streams.open() {
             0 if is_first => {}
             0 if is_taking => client.slot.clear(),
             0 => client.slot.set(Waiting::NextRequest, core.deadline(core.times().keep_alive_ms)),
@@ -232,7 +147,7 @@ async fn run(
                 }
                 break Reason::NO_ERROR;
             }
-            () = streams.ended.notified() => {}
+            () = streams.changed() => {}
             // Clients learn at once that they are to go elsewhere, and at last what they may ask for again (RFC 9113 §6.8).
             () = core.drained(), if !is_leaving => {}
             () = core.drain_is_over() => break Reason::NO_ERROR,
@@ -248,12 +163,12 @@ async fn run(
                     line.accepted();
                     stream::begin(shared, request, respond);
                 }
-                Some(Err(error)) => return shared.broken(&error),
+                Some(Err(error)) => return broken(shared, &error),
                 None => return Ok(()),
             },
             refused = line.refused() => for _ in 0..refused {
                 // Streams that come after the end was announced are ignored (RFC 9113 §6.8).
-                if streams.end.get().is_some() || core.is_draining() {
+                if streams.why_end().is_some() || core.is_draining() {
                     break;
                 }
                 shared.refused();
@@ -266,42 +181,4 @@ async fn run(
     let goodbye = std::future::poll_fn(|context| connection.poll_closed(context));
     let _ = tokio::time::timeout(GOODBYE, line.sending(goodbye)).await;
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::session::allowance::Allowance;
-
-    /// Whether one of so many streams that wait is borne for an hour by a client that moves 5 bytes a second of it.
-    fn is_borne(waiting: u16) -> bool {
-        let mut allowance = Allowance::new(500);
-        (0..3600).all(|_| {
-            allowance.spend(1000);
-            let is_borne = allowance.left_ms() != Some(0);
-            allowance.earn(share(5, waiting - 1));
-            is_borne
-        })
-    }
-
-    /// Each of them had to keep up the minimum rate alone, so that many responses at once were too many for a slow line.
-    #[test]
-    fn streams_that_share_a_line_of_the_minimum_rate_are_borne_and_those_that_do_not_are_not() {
-        assert!(is_borne(100));
-        assert!(!is_borne(98));
-        assert!(!is_borne(1));
-    }
-
-    #[test]
-    fn client_that_cancels_now_and_then_is_no_flood_however_long_it_stays() {
-        let streams = Streams::default();
-        streams.begun.set(200);
-        streams.cancelled.set(CANCELLED);
-        assert!(!streams.is_rapid_reset(0));
-        streams.cancelled.set(CANCELLED + 1);
-        assert!(streams.is_rapid_reset(0));
-        assert!(!streams.is_rapid_reset(2000), "as who looks for a place in a film");
-        streams.begun.set(2 * CANCELLED + 2);
-        assert!(!streams.is_rapid_reset(0), "most are wanted");
-    }
 }

@@ -1,4 +1,4 @@
-//! Requests that come as messages, whole but for their content: by DHTTP, by HTTP/2, and from the process's own
+//! Requests that come as messages, whole but for their content: by DHTTP, by HTTP/2, by HTTP/3, and from the process's own
 //! transports.
 //!
 //! A message's head is that of HTTP/1.1, as is the head of what is answered, whatever its transport makes of them.
@@ -44,8 +44,10 @@ pub(crate) enum Whose {
     Told,
     /// The address is proved: the defence decides about the client, and hears of the response.
     Proved,
-    /// The same. It came by HTTP/2, on a connection that may be held or ended.
+    /// The same. It came on a connection that may be held or ended.
     Connected {
+        /// What is spoken on it.
+        spoken: Version,
         /// The connection's place in the prefix tree, if anybody watches.
         place: Option<NodeId>,
         /// Whether a PROXY header names the connection's client.
@@ -67,7 +69,7 @@ impl Whose {
 
     /// What is spoken by a client whose message has this version.
     fn version(self, written: Version) -> Version {
-        if self.is_connected() { Version::Http2 } else { written }
+        if let Self::Connected { spoken, .. } = self { spoken } else { written }
     }
 
     /// A message's head as its client has sent it. There is no connection that could change its protocol.
@@ -470,7 +472,12 @@ impl Drop for Awaited<'_> {
 }
 
 /// Answers a head that is malformed or ambiguous. Without a connection, what is decided about its client acts on the next.
-fn refuse(core: &DataCore, client: SocketAddr, whose: Whose, status: u16) -> Result<Answered, End> {
+pub(crate) fn refuse(
+    core: &DataCore,
+    client: SocketAddr,
+    whose: Whose,
+    status: u16,
+) -> Result<Answered, End> {
     core.metrics.requests_refused_total.add(1);
     let is_answered = whose == Whose::Unproved || core.answers_malformed(whose.place(), client);
     if whose.is_connected() && !is_answered {

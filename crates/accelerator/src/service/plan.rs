@@ -14,6 +14,7 @@ use tidegate_store::Store;
 
 use crate::cache::entries::PurgePattern;
 use crate::data_core::admission::{Admission, Asked};
+use crate::http3::Quic;
 use crate::icap::{self, Reviewed, ServiceTag, ServiceTags};
 use crate::service::answer::{self, Answer};
 use crate::service::block_list::BlockListCache;
@@ -43,6 +44,8 @@ pub(crate) fn cookies<'a>(fields: &Fields<'a>) -> Option<Cow<'a, [u8]>> {
 const ACME_CHALLENGES: &[u8] = b"/.well-known/acme-challenge/";
 /// The port that URLs with https need not name (RFC 9110 §4.2.2).
 const HTTPS_PORT: u16 = 443;
+/// How long clients may go by HTTP/3 without asking here again, in seconds (RFC 7838 §3.1).
+const HTTP3_FRESH_S: u32 = 86_400;
 
 /// Why settings do not fit together.
 #[derive(Debug, thiserror::Error)]
@@ -87,10 +90,12 @@ pub(crate) struct Plan {
     pub requests: Option<Arc<dyn Admission>>,
     /// ICAP services, and the state of each.
     pub icap: Vec<(IcapService, Arc<ServiceTag>)>,
-    /// The field line that tells HTTP clients of the site's other listeners; empty if there are none.
-    pub alternatives: Vec<u8>,
+    /// What tells HTTP clients of the site's other listeners.
+    pub alternatives: Alternatives,
     /// What connections to listeners with TLS begin with, if there are any.
     pub tls: Option<Arc<ServerConfig>>,
+    /// What connections by HTTP/3 are accepted with, if there is a listener for them.
+    pub quic: Option<Quic>,
     /// Of the settings' certificates.
     certificates: Vec<CertificateStatus>,
     issued: Arc<Issued>,
@@ -105,12 +110,12 @@ pub(crate) struct Plan {
 
 impl Plan {
     /// Opens roots and joins routes to what answers them.
-    /// `before` are the upstream groups of the settings that these take the place of.
+    /// `before` is that of the settings that these take the place of.
     pub(crate) fn new(
         settings: &Settings,
         store: Option<Arc<Store>>,
         tags: &ServiceTags,
-        before: Option<&Groups>,
+        before: Option<&Self>,
     ) -> Result<Self, PlanError> {
         let mut places: Vec<RootPlace> = Vec::new();
         let mut routes = Routes::default();
@@ -137,6 +142,14 @@ impl Plan {
             .then(|| tls::server_config(&settings.certificates, Arc::clone(&settings.issued)))
             .transpose()?
             .unzip();
+        let has_http3 = settings.listeners.iter().any(|listener| listener.http3);
+        let before_quic = before.and_then(|before| before.quic.as_ref());
+        let quic = tls
+            .as_deref()
+            .filter(|_| has_http3)
+            .map(|tls| Quic::new(tls, &settings.limits, before_quic))
+            .transpose()
+            .map_err(|error| CertificateError::Make(error.to_string()))?;
         let compression =
             (!settings.compression.codings.is_empty()).then(|| Arc::new(settings.compression.clone()));
         Ok(Self {
@@ -148,12 +161,13 @@ impl Plan {
             connections: settings.connections.clone(),
             requests: settings.requests.clone(),
             icap: settings.icap.iter().map(|service| (service.clone(), tags.of(&service.url))).collect(),
-            alternatives: alternatives(&settings.listeners),
+            alternatives: Alternatives::of_listeners(&settings.listeners),
             tls,
+            quic,
             certificates: certificates.unwrap_or_default(),
             issued: Arc::clone(&settings.issued),
             secure_port: settings.https_only.then(|| secure_port(&settings.listeners)),
-            groups: Arc::new(Groups::new(&settings.upstreams, before)?),
+            groups: Arc::new(Groups::new(&settings.upstreams, before.map(|before| &*before.groups))?),
             folds_case: settings.personality.folds_case(),
             roots: Root::open_all(&places, store, compression.as_ref())?,
             compression,
@@ -342,22 +356,45 @@ fn secure_port(listeners: &[Listener]) -> u16 {
     secure.map_or(HTTPS_PORT, |listener| listener.address.port())
 }
 
-/// RFC 7838 §3: on this host, another protocol at another port.
-fn alternatives(listeners: &[Listener]) -> Vec<u8> {
-    let mut ports: Vec<u16> = listeners
-        .iter()
-        .filter(|listener| listener.protocol == Protocol::Dhttp)
-        .map(|listener| listener.address.port())
-        .collect();
-    ports.sort_unstable();
-    ports.dedup();
-    if ports.is_empty() {
-        return Vec::new();
+/// By which other protocols this site can be had, on this host (RFC 7838 §3); each is empty if there are none.
+#[derive(Debug, Default)]
+pub(crate) struct Alternatives {
+    /// The field line for clients without TLS.
+    in_clear: Vec<u8>,
+    /// The field line for those with it, who alone may go over to HTTP/3 (RFC 9114 §3.1.1).
+    encrypted: Vec<u8>,
+    /// The field's value for those that speak HTTP/2.
+    pub http3: String,
+}
+
+impl Alternatives {
+    fn of_listeners(listeners: &[Listener]) -> Self {
+        let ports = |chosen: &dyn Fn(&Listener) -> bool| {
+            let chosen = listeners.iter().filter(|listener| chosen(listener));
+            let mut ports: Vec<u16> = chosen.map(|listener| listener.address.port()).collect();
+            ports.sort_unstable();
+            ports.dedup();
+            ports
+        };
+        let http3 = ports(&|listener| listener.http3);
+        let dhttp = ports(&|listener| listener.protocol == Protocol::Dhttp);
+        let certificate =
+            Some(&dhttp).filter(|ports| !ports.is_empty()).and_then(|_| crate::dhttp::security());
+        let tls = certificate.map(|it| format!("; tls=\"{}\"", it.fingerprint())).unwrap_or_default();
+        let http3: Vec<_> = http3.iter().map(|port| format!("h3=\":{port}\"; ma={HTTP3_FRESH_S}")).collect();
+        let dhttp: Vec<_> = dhttp.iter().map(|port| format!("dhttp=\":{port}\"{tls}")).collect();
+        let line = |offers: &[String]| match offers {
+            [] => Vec::new(),
+            offers => format!("Alt-Svc: {}\r\n", offers.join(", ")).into_bytes(),
+        };
+        let encrypted = line(&[http3.as_slice(), &dhttp].concat());
+        Self { in_clear: line(&dhttp), encrypted, http3: http3.join(", ") }
     }
-    let tls = crate::dhttp::security().map(|security| format!("; tls=\"{}\"", security.fingerprint()));
-    let tls = tls.unwrap_or_default();
-    let offers: Vec<String> = ports.iter().map(|port| format!("dhttp=\":{port}\"{tls}")).collect();
-    format!("Alt-Svc: {}\r\n", offers.join(", ")).into_bytes()
+
+    /// The field line for responses by HTTP/1.
+    pub(crate) fn of(&self, is_encrypted: bool) -> &[u8] {
+        if is_encrypted { &self.encrypted } else { &self.in_clear }
+    }
 }
 
 fn unknown_upstream(route: &Route, name: &str) -> PlanError {

@@ -281,7 +281,7 @@ impl RequestBody for ClientBody<'_> {
                         return Err(BodyReadError::TooLarge);
                     }
                     let piece = self.buffer.get(piece).unwrap_or(&[]);
-                    if self.core.refuses_body(self.client, piece, self.received) {
+                    if self.core.refuses_body((self.client.place, self.client.peer()), piece, self.received) {
                         return Err(BodyReadError::Refused);
                     }
                     return Ok(Some(piece));

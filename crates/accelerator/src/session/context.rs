@@ -17,7 +17,7 @@ use crate::defence::{CameFrom, Hold};
 use crate::service::client_info::ClientInfo;
 use crate::service::plan::Plan;
 use crate::session::batch::{Deferred, Ready};
-use crate::session::respond;
+use crate::session::respond::{self, OfConnection};
 use crate::session::transmit::{self, Unsent};
 use crate::static_files::serve;
 
@@ -125,8 +125,9 @@ impl RequestContext {
         }
         lookup::count_hit(core, &hit);
         if let Some(deferred) = deferred.filter(|_| keeps_alive(core, head) && transmit::is_short(&hit)) {
+            let (is_encrypted, whole) = (client.is_encrypted(), &mut deferred.bytes);
             let (status, sent) =
-                transmit::write_whole(core, &plan.pseudonym, head, &hit, &mut deferred.bytes);
+                transmit::write_whole(core, &plan.pseudonym, head, &hit, is_encrypted, whole);
             deferred.ready = Some(Ready { context: self, status, sent, cache: hit.label() });
             return Ok(Handled::Deferred);
         }
@@ -178,7 +179,8 @@ impl RequestContext {
     ) -> Handled {
         let keep_alive = keeps_alive(core, head);
         out.clear();
-        let form = respond::write_hit(core, &plan.pseudonym, head, hit, Some(keep_alive), out);
+        let connection = Some(OfConnection { keep_alive, is_encrypted: client.is_encrypted() });
+        let form = respond::write_hit(core, &plan.pseudonym, head, hit, connection, out);
         let body = form.body.1 - form.body.0;
         let file = match client.is_encrypted() {
             // The kernel cannot encrypt what it reads.

@@ -192,6 +192,7 @@ mod tests {
     use std::net::{TcpListener, TcpStream};
 
     use super::*;
+    use crate::streams::Carrier;
 
     /// So many clients that all owe a head, the first since longest, and their other ends.
     fn waiting_clients(count: u64) -> (Clients, Vec<Rc<Client>>, Vec<TcpStream>) {
@@ -218,7 +219,7 @@ mod tests {
         let (clients, all, _peers) = waiting_clients(6);
         all[4].slot.clear();
         // By one of its streams.
-        let _owes = all[4].owes();
+        let _owes = all[4].debts().owes();
         all[5].slot.clear();
         let is = |client: &Client, index: usize| std::ptr::eq(client, &*all[index]);
         let weight = |client: &Client| Some(u64::from(is(client, 3) || is(client, 5)));

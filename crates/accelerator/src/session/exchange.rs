@@ -22,7 +22,7 @@ use crate::service::client_info::ClientInfo;
 use crate::session::body::ClientBody;
 use crate::session::context::RequestContext;
 use crate::session::deadlines::Waiting;
-use crate::session::respond::{self, ClientFraming, FileForm};
+use crate::session::respond::{self, ClientFraming, FileForm, OfConnection};
 use crate::session::transmit::{self, RateWatch, Source, Unsent};
 use crate::session::{Connection, Request};
 use crate::static_files::serve::{self, OpenFile};
@@ -65,6 +65,10 @@ struct Delivered {
 }
 
 impl Connection<'_> {
+    fn of_connection(&self, keep_alive: bool) -> Option<OfConnection> {
+        Some(OfConnection { keep_alive, is_encrypted: self.client.is_encrypted() })
+    }
+
     /// Answers one request. Returns what the client sent after it, or `None` when the connection ends.
     pub(super) async fn exchange(self, mut request: Box<Request>) -> Option<Vec<u8>> {
         self.client.slot.clear();
@@ -295,7 +299,7 @@ impl Connection<'_> {
         progress: &mut Progress,
     ) -> io::Result<Delivered> {
         let label = hit.label();
-        let (bytes, form) = respond::stored_head(self.core, head, &hit, Some(keep_alive));
+        let (bytes, form) = respond::stored_head(self.core, head, &hit, self.of_connection(keep_alive));
         let (start, end) = form.body;
         let sent = Bytes { head: bytes.len() as u64, body: end - start };
         let mut unsent = Unsent::new(bytes, Some((Source::Stored(hit.object), start, end)));
@@ -346,7 +350,14 @@ impl Connection<'_> {
         self.send_interim(&mut streamed, version, &mut progress.watch).await?;
         let interim_bytes = progress.watch.sent;
         let mut out = std::mem::take(&mut streamed.head);
-        respond::end_streamed_head(self.core, version, &streamed, framing, Some(keep_alive), &mut out);
+        respond::end_streamed_head(
+            self.core,
+            version,
+            &streamed,
+            framing,
+            self.of_connection(keep_alive),
+            &mut out,
+        );
         progress.begin(status, out.len() as u64, label);
         let watch = &mut progress.watch;
         let chunked = framing == ClientFraming::Chunked;
@@ -436,12 +447,13 @@ impl Connection<'_> {
         keep_alive: bool,
         progress: &mut Progress,
     ) -> io::Result<Delivered> {
-        let (status, out, (start, end)) = match respond::file_form(self.core, head, &file, Some(keep_alive)) {
-            FileForm::Sent { status, head, part } => (status, head, part),
-            FileForm::Refused { status, fields } => {
-                return self.deliver_local(head, status, fields.as_bytes(), keep_alive, progress).await;
-            }
-        };
+        let (status, out, (start, end)) =
+            match respond::file_form(self.core, head, &file, self.of_connection(keep_alive)) {
+                FileForm::Sent { status, head, part } => (status, head, part),
+                FileForm::Refused { status, fields } => {
+                    return self.deliver_local(head, status, fields.as_bytes(), keep_alive, progress).await;
+                }
+            };
         progress.begin(status, out.len() as u64, "file");
         self.send(&mut progress.watch, &out).await?;
         if self.client.is_encrypted() {

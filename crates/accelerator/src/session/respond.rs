@@ -20,14 +20,22 @@ pub(crate) struct HitForm {
     pub body: (u64, u64),
 }
 
-/// Puts together what precedes the body beyond the stored head. `keep_alive` is absent where the client has no
-/// connection that could be kept or closed.
+/// What a response says because of the connection that it goes by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct OfConnection {
+    /// Whether another request may follow.
+    pub keep_alive: bool,
+    pub is_encrypted: bool,
+}
+
+/// Puts together what precedes the body beyond the stored head. `connection` is absent where the client has none that
+/// could be kept or closed.
 pub(crate) fn write_hit(
     core: &DataCore,
     pseudonym: &str,
     head: &RequestHead<'_>,
     hit: &Hit,
-    keep_alive: Option<bool>,
+    connection: Option<OfConnection>,
     out: &mut Vec<u8>,
 ) -> HitForm {
     let length = hit.object.body_length();
@@ -79,7 +87,7 @@ pub(crate) fn write_hit(
     } else if form.with_stored_head || form.status == 206 || form.status == 304 {
         write_date(core, out);
     }
-    end_fields(core, head.version, keep_alive, out);
+    end_fields(core, head.version, connection, out);
     form
 }
 
@@ -88,10 +96,10 @@ pub(crate) fn stored_head(
     core: &DataCore,
     head: &RequestHead<'_>,
     hit: &Hit,
-    keep_alive: Option<bool>,
+    connection: Option<OfConnection>,
 ) -> (Vec<u8>, HitForm) {
     let mut out = Vec::with_capacity(512);
-    let form = core.with_plan(|plan| write_hit(core, &plan.pseudonym, head, hit, keep_alive, &mut out));
+    let form = core.with_plan(|plan| write_hit(core, &plan.pseudonym, head, hit, connection, &mut out));
     let mut first = if form.with_stored_head { hit.head().to_vec() } else { Vec::new() };
     first.extend_from_slice(&out);
     (first, form)
@@ -110,7 +118,7 @@ pub(crate) fn file_form(
     core: &DataCore,
     head: &RequestHead<'_>,
     file: &OpenFile,
-    keep_alive: Option<bool>,
+    connection: Option<OfConnection>,
 ) -> FileForm {
     let (status, start, end) = match file.form {
         Form::Whole => (200, 0, file.length),
@@ -132,7 +140,7 @@ pub(crate) fn file_form(
     if status != 304 {
         write_length(end - start, &mut out);
     }
-    end_fields(core, head.version, keep_alive, &mut out);
+    end_fields(core, head.version, connection, &mut out);
     let part = if head.method == Method::Head { (0, 0) } else { (start, end) };
     FileForm::Sent { status, head: out, part }
 }
@@ -143,19 +151,19 @@ pub(crate) fn end_streamed_head(
     version: Version,
     streamed: &Streamed,
     framing: ClientFraming,
-    keep_alive: Option<bool>,
+    connection: Option<OfConnection>,
     out: &mut Vec<u8>,
 ) {
     core.with_plan(|plan| write_cache_status(&plan.pseudonym, streamed, out));
     framing.write_fields(out);
-    end_fields(core, version, keep_alive, out);
+    end_fields(core, version, connection, out);
 }
 
 /// What concerns the connection, if there is one, and the end of the head.
-fn end_fields(core: &DataCore, version: Version, keep_alive: Option<bool>, out: &mut Vec<u8>) {
-    if let Some(keep_alive) = keep_alive {
+fn end_fields(core: &DataCore, version: Version, connection: Option<OfConnection>, out: &mut Vec<u8>) {
+    if let Some(OfConnection { keep_alive, is_encrypted }) = connection {
         write_connection(version, keep_alive, out);
-        write_alternatives(core, out);
+        core.with_plan(|plan| out.extend_from_slice(plan.alternatives.of(is_encrypted)));
     }
     out.extend_from_slice(b"\r\n");
 }
@@ -209,13 +217,8 @@ fn write_connection(version: Version, keep_alive: bool, out: &mut Vec<u8>) {
     match (version, keep_alive) {
         (_, false) => out.extend_from_slice(b"Connection: close\r\n"),
         (Version::Http10, true) => out.extend_from_slice(b"Connection: keep-alive\r\n"),
-        (Version::Http11 | Version::Http2, true) => {}
+        (Version::Http11 | Version::Http2 | Version::Http3, true) => {}
     }
-}
-
-/// By which other protocols this site can be had (RFC 7838).
-fn write_alternatives(core: &DataCore, out: &mut Vec<u8>) {
-    core.with_plan(|plan| out.extend_from_slice(&plan.alternatives));
 }
 
 fn error_body(status: u16) -> String {

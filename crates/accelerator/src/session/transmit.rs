@@ -18,7 +18,7 @@ use crate::cache::lookup::{Form, Hit};
 use crate::data_core::client::Client;
 use crate::data_core::{Bytes, DataCore};
 use crate::session::allowance::Allowance;
-use crate::session::respond::{self, HitForm};
+use crate::session::respond::{self, HitForm, OfConnection};
 use crate::static_files::large_files::LargeFile;
 
 /// What a write without waiting achieved.
@@ -80,13 +80,15 @@ pub(super) fn write_whole(
     pseudonym: &str,
     head: &RequestHead<'_>,
     hit: &Hit,
+    is_encrypted: bool,
     whole: &mut Vec<u8>,
 ) -> (u16, Bytes) {
     whole.clear();
     if hit.form == Form::Whole {
         whole.extend_from_slice(hit.head());
     }
-    let form = respond::write_hit(core, pseudonym, head, hit, Some(true), whole);
+    let connection = Some(OfConnection { keep_alive: true, is_encrypted });
+    let form = respond::write_hit(core, pseudonym, head, hit, connection, whole);
     let head_bytes = whole.len() as u64;
     let (start, end) = form.body;
     extents(&hit.object, start, end).for_each(|extent| whole.extend_from_slice(extent));

@@ -285,6 +285,7 @@ fn version(record: &Record<'_>) -> &'static str {
         Version::Http10 => "1.0",
         Version::Http11 => "1.1",
         Version::Http2 => "2.0",
+        Version::Http3 => "3.0",
     }
 }
 

@@ -99,7 +99,7 @@ fn write_head(head: &RequestHead<'_>, target: &[u8], host: &[u8], original: &[u8
     out.extend_from_slice(target);
     out.extend_from_slice(match head.version {
         Version::Http10 => b" HTTP/1.0\r\n",
-        Version::Http11 | Version::Http2 => b" HTTP/1.1\r\n",
+        Version::Http11 | Version::Http2 | Version::Http3 => b" HTTP/1.1\r\n",
     });
     if !host.is_empty() {
         out.extend_from_slice(b"Host: ");

@@ -177,6 +177,13 @@ static LISTEN: Section = Section {
              or a gRPC client does; browsers do not. Rules for requests act there once they are read, not in segments.",
         ),
         key(
+            "http3",
+            Kind::Flag,
+            Is("false"),
+            "For https, whether HTTP/3 is spoken too, at the UDP port of the same number (RFC 9114). Clients with TLS learn of \
+             it by the field Alt-Svc; where UDP does not get through they stay with TCP.",
+        ),
+        key(
             "format",
             Kind::Choice(&["udp", "tcp"]),
             Is("udp"),

@@ -152,9 +152,24 @@ fn listeners(
             if is_free(&listen, known, section, report) {
                 let protocol = protocol(&listen, section, report);
                 let http2 = http2(section, report);
-                let listener = Listener { address: listen.address, protocol, proxy_protocol, http2 };
+                let http3 = http3(section, report);
+                let listener = Listener { address: listen.address, protocol, proxy_protocol, http2, http3 };
                 tcp.push((listen, listener));
             }
+        }
+    }
+    for section in file.tables("listen").iter().filter(|section| section.flag("http3") == Some(true)) {
+        let (Some(offset), Some(listen)) = (section.offset_of("http3"), section.listen("address")) else {
+            continue;
+        };
+        let met = trickles.iter().map(|listener| &listener.listen).find(|known| known.overlaps(&listen));
+        let met = met.or_else(|| {
+            let of_dhttp = |(_, listener): &&(_, Listener)| listener.protocol == Protocol::Dhttp;
+            tcp.iter().filter(of_dhttp).map(|(known, _)| known).find(|known| known.overlaps(&listen))
+        });
+        if let Some(met) = met {
+            let message = format!("listen.http3: at this UDP port listens the [[listen]] {:?}", met.written);
+            report.error(offset, message, Some("choose another port for one of them".into()));
         }
     }
     (tcp, trickles)
@@ -187,6 +202,21 @@ fn http2(section: &Values, report: &mut Report<'_>) -> bool {
         report.error(offset, message, None);
     }
     is_wished
+}
+
+/// Whether HTTP/3 is spoken beside HTTP over TLS.
+fn http3(section: &Values, report: &mut Report<'_>) -> bool {
+    let is_wished = section.flag("http3") == Some(true);
+    let Some(offset) = section.offset_of("http3").filter(|_| is_wished) else { return false };
+    if section.text("protocol").as_deref() != Some("https") {
+        let message = "listen.http3: only protocol = \"https\" has it".to_owned();
+        report.error(offset, message, None);
+    } else if section.flag("proxy_protocol") == Some(true) {
+        let message = "listen.http3: a balancer's PROXY header comes by TCP alone".to_owned();
+        let hint = "leave out `http3`, or `proxy_protocol`".to_owned();
+        report.error(offset, message, Some(hint));
+    }
+    true
 }
 
 /// With nobody who speaks TLS, clients would be sent to where nothing is.

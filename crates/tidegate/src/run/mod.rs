@@ -316,6 +316,7 @@ fn in_force(args: &RunArgs) -> Result<Loaded, Failure> {
             protocol: Protocol::Http,
             proxy_protocol: false,
             http2: false,
+            http3: false,
         }];
         loaded.listen = vec![listen];
         loaded.places.forget(|subject| matches!(subject, Subject::Listener(_)));

@@ -38,11 +38,14 @@ pub(crate) struct Reloader {
 
 /// Of each HTTP listener the sockets of its priority classes; none where it has one for each data core.
 pub(crate) fn classes(engine: &Engine) -> std::io::Result<Vec<(SocketAddr, Vec<TcpListener>)>> {
-    let listening = engine.listening()?.into_iter().filter(|listening| listening.whose != Whose::Dhttp);
+    let listening = engine
+        .listening()?
+        .into_iter()
+        .filter(|listening| !matches!(listening.whose, Whose::Dhttp | Whose::Http3));
     let by_class = listening.map(|listening| {
         let sockets = match listening.whose {
             Whose::Classes => listening.sockets.into_iter().map(TcpListener::from).collect(),
-            Whose::Cores | Whose::Dhttp => Vec::new(),
+            Whose::Cores | Whose::Dhttp | Whose::Http3 => Vec::new(),
         };
         (listening.address, sockets)
     });

@@ -169,6 +169,7 @@ impl Upgrader {
                 Whose::Cores => Sockets::Cores,
                 Whose::Classes => Sockets::Classes,
                 Whose::Dhttp => Sockets::Dhttp,
+                Whose::Http3 => Sockets::Http3,
             };
             part(listening.address, of, &borrowed(&listening.sockets))?;
         }

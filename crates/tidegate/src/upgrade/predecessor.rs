@@ -132,6 +132,7 @@ impl Predecessor {
             match of {
                 Sockets::Cores => listening(Whose::Cores, sockets),
                 Sockets::Dhttp => listening(Whose::Dhttp, sockets),
+                Sockets::Http3 => listening(Whose::Http3, sockets),
                 Sockets::Classes => {
                     gate.classes.push((address, sockets.into_iter().map(TcpListener::from).collect()));
                 }

@@ -76,6 +76,8 @@ pub(super) enum Sockets {
     Classes,
     /// Of DHTTP, for each data core one of UDP and one of TCP.
     Dhttp,
+    /// Of HTTP/3, one of UDP for each data core.
+    Http3,
     /// Of Trickles over UDP.
     Trickles,
     /// The admin server's.

@@ -22,6 +22,7 @@ fn sample(path: &str, kind: Kind) -> String {
         (
             "https_only"
             | "listen.http2"
+            | "listen.http3"
             | "upstream.http2"
             | "listen.proxy_protocol"
             | "defence.dry_run"

@@ -1,0 +1,411 @@
+//! One connection: its streams, and when it ends.
+
+use std::cell::{Cell, RefCell};
+use std::cmp::Reverse;
+use std::net::SocketAddr;
+use std::rc::Rc;
+use std::time::Duration;
+
+use quinn::{ConnectionError, SendStream, VarInt};
+use tidegate_core::NodeId;
+use tidegate_core::hooks::Slow;
+use tidegate_http::Version;
+use tidegate_http::http3::{ErrorCode, max_field_section_size, varint, write_goaway, write_settings};
+use tokio::sync::Notify;
+
+use crate::data_core::DataCore;
+use crate::data_core::client::Introduced;
+use crate::http3::control::{self, Opened};
+use crate::http3::stream;
+use crate::streams::{Carrier, Debts, End, Shared, Streams};
+
+/// How long what ends a connection may take to be sent.
+const GOODBYE: Duration = Duration::from_secs(1);
+/// How long a connection stays after the announcement of its end, for what the client had sent by then.
+const AFTERTHOUGHTS: Duration = Duration::from_millis(100);
+/// Frames that ask for nothing which a connection may bring: so many in any case, and more for each stream and for each
+/// KiB that is sent to it.
+const IDLE_FRAMES: u64 = 1000;
+const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
+/// For each so many milliseconds it may bring one more.
+const IDLE_FRAMES_MS: u64 = 100;
+/// Bytes of a datagram for each frame of a stream in it, below which there is less content than work.
+const SMALL_BYTES: u64 = 64;
+/// How often it is looked at what clients take and bring.
+const LOOK_MS: u64 = 1000;
+/// Bytes of responses that wait for clients, for all connections of a core, and for one of them.
+const UNSENT_BYTES: u64 = 64 * 1024 * 1024;
+const MOST_UNSENT_BYTES: u64 = 1024 * 1024;
+const LEAST_UNSENT_BYTES: u64 = 32 * 1024;
+
+/// Frames that ask for nothing which a connection may have brought by now.
+fn borne(streams: u64, sent_bytes: u64, stayed_ms: u64) -> u64 {
+    IDLE_FRAMES + streams * IDLE_FRAMES_OF_A_STREAM + sent_bytes / 1024 + stayed_ms / IDLE_FRAMES_MS
+}
+
+/// An error's code as QUIC has it.
+pub(super) fn code(error: ErrorCode) -> VarInt {
+    VarInt::from_u64(error.code()).unwrap_or(VarInt::MAX)
+}
+
+/// A client's connection.
+pub(super) struct Connection {
+    pub(super) quic: quinn::Connection,
+    core: Rc<DataCore>,
+    /// Where it was made from. A client that moves stays the one that it was.
+    peer: SocketAddr,
+    /// That address's place in the prefix tree, if anybody watches.
+    place: Option<NodeId>,
+    debts: Debts,
+    pub(super) opened: Opened,
+    /// Frames of its streams that ask for nothing, and how many of those are requests.
+    idle: Cell<u64>,
+    requests: Cell<u64>,
+    is_flood: Cell<bool>,
+    /// The client has broken the protocol.
+    has_failed: Cell<bool>,
+    /// When it will have been idle for too long, on the core's clock.
+    deadline_ms: Cell<u64>,
+    /// It ends before its deadline, to make room.
+    is_shed: Cell<bool>,
+    began_ms: u64,
+    /// Told when one of those has come to pass.
+    ends: Notify,
+    /// Told now and then, so that it is looked at how much the client has taken.
+    look: Notify,
+}
+
+impl Connection {
+    pub(super) fn new(
+        core: &Rc<DataCore>,
+        quic: quinn::Connection,
+        peer: SocketAddr,
+        place: Option<NodeId>,
+    ) -> Self {
+        Self {
+            quic,
+            core: Rc::clone(core),
+            peer,
+            place,
+            debts: Debts::default(),
+            opened: Opened::default(),
+            idle: Cell::new(0),
+            requests: Cell::new(0),
+            is_flood: Cell::new(false),
+            has_failed: Cell::new(false),
+            deadline_ms: Cell::new(u64::MAX),
+            is_shed: Cell::new(false),
+            began_ms: core.clock.elapsed_ms(),
+            ends: Notify::new(),
+            look: Notify::new(),
+        }
+    }
+
+    /// The client has broken the protocol, and is told how.
+    pub(super) fn fail(&self, error: ErrorCode) {
+        tracing::debug!(client = %self.peer, error = error.name(), "HTTP/3 ends");
+        self.has_failed.set(true);
+        self.quic.close(code(error), b"");
+    }
+
+    /// So many frames have come that ask for nothing.
+    pub(super) fn idle(&self, frames: u64) {
+        self.idle.set(self.idle.get() + frames);
+    }
+
+    /// Bytes that have gone out, but for those that were lost.
+    pub(super) fn sent_bytes(&self) -> u64 {
+        let stats = self.quic.stats();
+        stats.udp_tx.bytes.saturating_sub(stats.path.lost_bytes)
+    }
+
+    /// Waits until it is to be looked at how much the client has taken.
+    pub(super) async fn looked_at(&self) {
+        self.look.notified().await;
+    }
+
+    /// Whether the client sends little but what asks for nothing, each of which is work.
+    fn floods(&self) -> bool {
+        let stats = self.quic.stats();
+        let frames = stats.frame_rx;
+        let idle = [
+            self.idle.get(),
+            // More of them than there was to acknowledge, and content in bytes.
+            frames.acks.saturating_sub(stats.udp_tx.datagrams),
+            frames.stream.saturating_sub(stats.udp_rx.bytes / SMALL_BYTES),
+            frames.ping,
+            frames.crypto,
+            frames.path_challenge,
+            frames.path_response,
+            frames.new_connection_id,
+            frames.retire_connection_id,
+            frames.max_data,
+            frames.max_stream_data,
+            frames.max_streams_bidi,
+            frames.max_streams_uni,
+            frames.data_blocked,
+            frames.stream_data_blocked,
+            frames.streams_blocked_bidi,
+            frames.streams_blocked_uni,
+        ];
+        let stayed_ms = self.core.clock.elapsed_ms() - self.began_ms;
+        idle.iter().sum::<u64>() > borne(self.requests.get(), stats.udp_tx.bytes, stayed_ms)
+    }
+}
+
+impl Carrier for Connection {
+    fn peer(&self) -> SocketAddr {
+        self.peer
+    }
+
+    fn place(&self) -> Option<NodeId> {
+        self.place
+    }
+
+    fn introduced(&self) -> Introduced {
+        Introduced::No
+    }
+
+    fn is_encrypted(&self) -> bool {
+        true
+    }
+
+    fn debts(&self) -> &Debts {
+        &self.debts
+    }
+}
+
+/// All connections of a core by HTTP/3.
+#[derive(Default)]
+pub(crate) struct Connections {
+    all: RefCell<Vec<Rc<Connection>>>,
+    /// Clients that have not finished their handshake.
+    pub(super) greeting: Cell<usize>,
+    next_look_ms: Cell<u64>,
+}
+
+impl Connections {
+    /// How many there are.
+    pub(crate) fn len(&self) -> usize {
+        self.all.borrow().len()
+    }
+
+    fn add(&self, connection: &Rc<Connection>) {
+        self.all.borrow_mut().push(Rc::clone(connection));
+        self.share_room();
+    }
+
+    fn remove(&self, connection: &Rc<Connection>) {
+        let mut all = self.all.borrow_mut();
+        if let Some(at) = all.iter().position(|known| Rc::ptr_eq(known, connection)) {
+            all.swap_remove(at);
+        }
+    }
+
+    /// A connection's part of what may wait for clients.
+    fn room(&self) -> u64 {
+        let count = self.len().max(1) as u64;
+        (UNSENT_BYTES / count).clamp(LEAST_UNSENT_BYTES, MOST_UNSENT_BYTES)
+    }
+
+    /// The last one has its part at once, the others when they are looked at.
+    fn share_room(&self) {
+        if let Some(last) = self.all.borrow().last() {
+            last.quic.set_send_window(self.room());
+        }
+    }
+
+    /// Ends those whose deadline has passed, and has the others look at how they are getting on.
+    pub(crate) fn sweep(&self, now_ms: u64) {
+        let looks = self.next_look_ms.get() <= now_ms;
+        if looks {
+            self.next_look_ms.set(now_ms + LOOK_MS);
+        }
+        let room = self.room();
+        for connection in &*self.all.borrow() {
+            if connection.deadline_ms.get() <= now_ms {
+                connection.ends.notify_one();
+            }
+            if looks {
+                connection.quic.set_send_window(room);
+                connection.look.notify_waiters();
+                if connection.floods() {
+                    connection.is_flood.set(true);
+                    connection.ends.notify_one();
+                }
+            }
+        }
+    }
+
+    /// Streams by which clients keep upstreams waiting.
+    pub(crate) fn stalled(&self) -> usize {
+        self.all.borrow().iter().map(|connection| usize::from(connection.debts.stalled())).sum()
+    }
+
+    /// Ends as many of the connections that keep the server waiting as `count` makes of how many there are, those with the
+    /// greatest weight first; `only_stalled`: of those alone that keep an upstream waiting. Says how many.
+    pub(crate) fn end_heaviest(
+        &self,
+        count: impl FnOnce(usize) -> usize,
+        only_stalled: bool,
+        weight: impl Fn(SocketAddr, Option<NodeId>) -> u64,
+    ) -> usize {
+        let all = self.all.borrow();
+        let waits = |connection: &&Rc<Connection>| match only_stalled {
+            true => connection.debts.stalled() > 0,
+            false => connection.deadline_ms.get() != u64::MAX || connection.debts.owing() > 0,
+        };
+        let mut waiting: Vec<_> = all.iter().filter(waits).filter(|it| !it.is_shed.get()).collect();
+        let count = count(waiting.len()).min(waiting.len());
+        waiting.sort_by_cached_key(|connection| {
+            (Reverse(weight(connection.peer, connection.place)), connection.deadline_ms.get())
+        });
+        for connection in &waiting[..count] {
+            connection.is_shed.set(true);
+            connection.ends.notify_one();
+        }
+        count
+    }
+}
+
+/// Serves a connection until there is nothing more to say on it.
+pub(super) async fn serve(connection: Rc<Connection>, local: SocketAddr) {
+    let core = &connection.core;
+    core.http3.add(&connection);
+    let shared = Rc::new(Shared {
+        core: Rc::clone(core),
+        carrier: Rc::clone(&connection) as Rc<dyn Carrier>,
+        version: Version::Http3,
+        local,
+        streams: Streams::default(),
+    });
+    let last = run(&connection, &shared).await;
+    if connection.has_failed.get() {
+        shared.refused();
+    }
+    connection.quic.close(code(last), b"");
+    core.http3.remove(&connection);
+}
+
+/// The reason for the end.
+async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
+    let Connection { quic, core, peer, place, .. } = &**connection;
+    let streams = &shared.streams;
+    // A client that leaves no room for this stream breaks the protocol (§6.2).
+    let Ok(Ok(mut control)) = tokio::time::timeout(GOODBYE, quic.open_uni()).await else {
+        return ErrorCode::StreamCreationError;
+    };
+    let mut settings = Vec::new();
+    write_settings(core.with_plan(|plan| max_field_section_size(&plan.limits.head)), &mut settings);
+    let _ = control.write_all(&settings).await;
+    let mut is_leaving = false;
+    // The id of the request after the last one.
+    let mut next_request = 0;
+    loop {
+        match streams.why_end() {
+            Some(End::TooSlow) => {
+                core.too_slow(*place, *peer, Slow::Reading);
+                return ErrorCode::ExcessiveLoad;
+            }
+            Some(End::Reset) => return ErrorCode::GeneralProtocolError,
+            Some(End::Closed) => return ErrorCode::NoError,
+            Some(End::LastStreams) if !is_leaving => {
+                is_leaving = true;
+                go_away(&mut control, next_request).await;
+            }
+            _ => {}
+        }
+        if streams.is_rapid_reset(core.clock.elapsed_ms() - connection.began_ms) || connection.is_flood.get()
+        {
+            core.metrics.http3_floods_total.add(1);
+            let _ = core.answers_malformed(*place, *peer);
+            return ErrorCode::ExcessiveLoad;
+        }
+        if is_leaving && streams.open() == 0 {
+            // What was on its way when the client learned of the end is answered, and the last word is which requests were.
+            let _ = tokio::time::timeout(AFTERTHOUGHTS, streams.changed()).await;
+            if streams.open() == 0 {
+                go_away(&mut control, next_request).await;
+                return ErrorCode::NoError;
+            }
+            continue;
+        }
+        let times = core.times();
+        connection.deadline_ms.set(match (streams.open(), streams.begun()) {
+            (0, 0) => core.deadline(times.header_ms),
+            (0, _) => core.deadline(times.keep_alive_ms),
+            _ => u64::MAX,
+        });
+        tokio::select! {
+            biased;
+            () = connection.ends.notified() => {
+                if connection.is_flood.get() {
+                    continue;
+                }
+                if connection.is_shed.get() {
+                    return ErrorCode::ExcessiveLoad;
+                }
+                if streams.begun() == 0 {
+                    core.metrics.header_timeouts_total.add(1);
+                    core.too_slow(*place, *peer, Slow::Head);
+                } else {
+                    core.metrics.idle_timeouts_total.add(1);
+                }
+                return ErrorCode::NoError;
+            }
+            () = streams.changed() => {}
+            // The client learns at once that it is to go elsewhere (§5.2).
+            () = core.drained(), if !is_leaving => {
+                is_leaving = true;
+                go_away(&mut control, last_id()).await;
+            }
+            () = core.drain_is_over() => return ErrorCode::NoError,
+            stream = quic.accept_bi() => match stream {
+                Ok((send, receive)) => {
+                    next_request = u64::from(send.id()) + 4;
+                    connection.requests.set(connection.requests.get() + 1);
+                    stream::begin(shared, connection, send, receive);
+                }
+                Err(error) => return broken(connection, &error),
+            },
+            stream = quic.accept_uni() => match stream {
+                Ok(stream) => drop(tokio::task::spawn_local(control::read(Rc::clone(connection), stream))),
+                Err(error) => return broken(connection, &error),
+            },
+        }
+    }
+}
+
+/// No request has this id or a later one (RFC 9000 §2.1).
+fn last_id() -> u64 {
+    varint::MAX - 3
+}
+
+/// Announces that requests from this id on are not answered.
+async fn go_away(control: &mut SendStream, id: u64) {
+    let mut frame = Vec::new();
+    write_goaway(id, &mut frame);
+    let _ = tokio::time::timeout(GOODBYE, control.write_all(&frame)).await;
+}
+
+/// The connection has ended by itself.
+fn broken(connection: &Connection, error: &ConnectionError) -> ErrorCode {
+    if let ConnectionError::TransportError(error) = error {
+        tracing::debug!(client = %connection.peer, %error, "QUIC ends");
+        connection.has_failed.set(true);
+    }
+    ErrorCode::NoError
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_clients_bring_with_what_they_ask_for_and_while_they_stay_is_borne() {
+        assert_eq!(borne(0, 0, 0), 1000);
+        assert!(borne(0, 0, 24 * 3_600_000) > 24 * 3600, "a sign of life each second");
+        assert!(borne(0, 1 << 30, 0) > (1 << 30) / 1024, "room for each KiB");
+        assert!(borne(500, 0, 0) >= 10_000);
+    }
+}

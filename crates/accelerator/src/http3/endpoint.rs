@@ -1,0 +1,157 @@
+//! The clients of one socket: who is let in.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::{io, mem};
+
+use quinn::{Endpoint, EndpointConfig, Incoming, TokioRuntime};
+use tidegate_core::{NodeId, Verdict};
+use tokio::task::JoinHandle;
+
+use crate::data_core::DataCore;
+use crate::http3::connection::{Connection, code, serve as serve_connection};
+use crate::http3::setup::Quic;
+use crate::http3::steering::Ids;
+use tidegate_http::http3::ErrorCode;
+
+/// Clients of a core that may be in the midst of their handshake before others have to prove their address first.
+const GREETING: usize = 64;
+/// Those that may be so with a proved address.
+const GREETING_PROVED: usize = 1024;
+
+/// The clients of one socket.
+pub(crate) struct Server {
+    endpoint: Endpoint,
+    task: JoinHandle<()>,
+}
+
+impl Server {
+    /// Takes no new clients, and waits a moment for what ends the connections of the others to be sent.
+    pub(crate) async fn end(self) {
+        self.task.abort();
+        self.endpoint.set_server_config(None);
+        self.endpoint.wait_idle().await;
+    }
+}
+
+/// Serves the clients of a socket: that with the number `number` of so many of its address.
+pub(crate) fn serve(
+    core: &Rc<DataCore>,
+    socket: UdpSocket,
+    (number, count): (usize, usize),
+) -> io::Result<Server> {
+    let Some(Quic(config)) = core.with_plan(|plan| plan.quic.clone()) else {
+        return Err(io::Error::other("there is no certificate"));
+    };
+    let mut own = EndpointConfig::default();
+    own.cid_generator(move || Box::new(Ids::new(number, count)));
+    let config = quinn::ServerConfig::clone(&config);
+    let endpoint = Endpoint::new(own, Some(config), socket, Arc::new(TokioRuntime))?;
+    let task = tokio::task::spawn_local(accept(Rc::clone(core), endpoint.clone()));
+    Ok(Server { endpoint, task })
+}
+
+async fn accept(core: Rc<DataCore>, endpoint: Endpoint) {
+    let Ok(bound) = endpoint.local_addr() else { return };
+    while let Some(incoming) = endpoint.accept().await {
+        let ip = incoming.local_ip().unwrap_or(bound.ip());
+        core.let_in(incoming, SocketAddr::new(ip, bound.port()));
+    }
+}
+
+/// A client in the midst of its handshake.
+struct Greeting(Rc<DataCore>);
+
+impl Greeting {
+    fn new(core: &Rc<DataCore>) -> Self {
+        let greeting = &core.http3.greeting;
+        greeting.set(greeting.get() + 1);
+        Self(Rc::clone(core))
+    }
+}
+
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        let greeting = &self.0.http3.greeting;
+        greeting.set(greeting.get() - 1);
+    }
+}
+
+/// One of the connections that there may be.
+struct Place(Rc<DataCore>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A client that was met, until it is parted with.
+struct Met {
+    core: Rc<DataCore>,
+    peer: SocketAddr,
+    place: Option<NodeId>,
+}
+
+impl Drop for Met {
+    fn drop(&mut self) {
+        self.core.part(self.place, self.peer);
+        self.core.metrics.connections_open.sub(1);
+    }
+}
+
+impl DataCore {
+    /// Decides on a client's first datagram, whose source may be forged.
+    fn let_in(self: &Rc<Self>, incoming: Incoming, local: SocketAddr) {
+        let peer = incoming.remote_address();
+        let Some(Quic(config)) = self.with_plan(|plan| plan.quic.clone()) else { return incoming.refuse() };
+        let listed = |plan: &crate::service::plan::Plan| {
+            plan.connections.as_ref().is_some_and(|it| it.ignores(peer.ip()))
+        };
+        if self.with_plan(listed) {
+            self.metrics.connections_policed_total.add(1);
+            return incoming.ignore();
+        }
+        if self.is_draining() {
+            return incoming.refuse();
+        }
+        let is_proved = incoming.remote_address_validated();
+        let greeting = self.http3.greeting.get();
+        // Rules count what clients do, and a handshake is work: both are for those who are where they say they are.
+        if !is_proved && (greeting >= GREETING || self.admission().is_some() || self.is_stressed()) {
+            self.metrics.quic_retries_total.add(1);
+            // A client that has been asked before is not asked again.
+            return incoming.retry().unwrap_or_else(|error| error.into_incoming().refuse());
+        }
+        if greeting >= GREETING_PROVED || !self.has_room(peer) {
+            return incoming.refuse();
+        }
+        let place = Place(Rc::clone(self));
+        if let Some(admission) = self.admission().filter(|_| is_proved)
+            && admission.on_connect(peer, local).0 != Verdict::Continue
+        {
+            self.connection_policed();
+            return incoming.refuse();
+        }
+        let Ok(connecting) = incoming.accept_with(config) else { return };
+        let core = Rc::clone(self);
+        tokio::task::spawn_local(async move {
+            let greeting = Greeting::new(&core);
+            let limit = core.plan().limits.header_timeout;
+            let Ok(Ok(quic)) = tokio::time::timeout(limit, connecting).await else {
+                core.metrics.tls_handshakes_failed_total.add(1);
+                return;
+            };
+            mem::drop(greeting);
+            core.metrics.connections_accepted_total.add(1);
+            core.metrics.http3_connections_total.add(1);
+            let Ok(id) = core.meet_peer(peer) else { return quic.close(code(ErrorCode::NoError), b"") };
+            core.metrics.connections_open.add(1);
+            let _met = Met { core: Rc::clone(&core), peer, place: id };
+            serve_connection(Rc::new(Connection::new(&core, quic, peer, id)), local).await;
+            mem::drop(place);
+        });
+    }
+}

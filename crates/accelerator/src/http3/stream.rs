@@ -1,0 +1,426 @@
+//! One stream: a request and its response as frames (RFC 9114 §4.1).
+
+use std::cell::Cell;
+use std::future::Future;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use quinn::{RecvStream, SendStream, StoppedError, VarInt};
+use tidegate_http::http3::{
+    self, ErrorCode, FrameHeader, HeadError, Request, RequestFacts, frame_type, is_reserved_frame_type,
+    max_field_section_size,
+};
+use tidegate_http::{FieldId, HeadLimits, Method, ResponseHead};
+
+use crate::http3::connection::{Connection, code};
+use crate::http3::frames::{self, Frames};
+use crate::session::allowance::Allowance;
+use crate::streams::{self, Carrier, Ended, Fault, Gone, Incoming, Outgoing, Shared};
+
+/// Bytes of content that are handed on at once.
+const PIECE_BYTES: u64 = 64 * 1024;
+
+/// What both halves of a stream know.
+#[derive(Default)]
+struct Both {
+    /// The request turned out to be malformed after its head.
+    is_malformed: Cell<bool>,
+    /// Of whoever answers it.
+    waker: Cell<Option<Waker>>,
+}
+
+/// Answers the request on a stream.
+pub(super) fn begin(shared: &Rc<Shared>, connection: &Rc<Connection>, send: SendStream, receive: RecvStream) {
+    let both = Rc::new(Both::default());
+    let answer = Answer {
+        connection: Rc::clone(connection),
+        both: Rc::clone(&both),
+        stopped: Box::pin(send.stopped()),
+        send,
+        frame: Bytes::new(),
+        left: 0,
+        is_whole: false,
+    };
+    let content = Content {
+        connection: Rc::clone(connection),
+        both,
+        frames: Frames::new(receive),
+        limits: shared.core.with_plan(|plan| plan.limits.head),
+        part: Part::Nothing,
+        left: 0,
+        section: Bytes::new(),
+        promised: None,
+        trailers: None,
+    };
+    let limit = shared.core.with_plan(|plan| plan.limits.header_timeout);
+    let request = async move {
+        match tokio::time::timeout(limit, content.request()).await {
+            Ok(request) => request,
+            Err(_) => Err(Ended::Failed(Fault::Incomplete)),
+        }
+    };
+    streams::begin(shared, request, answer);
+}
+
+/// The client's half of a stream: a head, content, trailer fields.
+struct Content {
+    connection: Rc<Connection>,
+    both: Rc<Both>,
+    frames: Frames,
+    limits: HeadLimits,
+    /// The frame that has begun.
+    part: Part,
+    /// Bytes to come of it.
+    left: u64,
+    /// Its fields, as far as they are there.
+    section: Bytes,
+    /// Bytes to come of what `Content-Length` announces.
+    promised: Option<u64>,
+    /// The trailer fields as lines, once they have come.
+    trailers: Option<Bytes>,
+}
+
+/// What a frame brings.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Part {
+    /// None has begun.
+    Nothing,
+    Content,
+    Fields,
+    /// What means nothing (§9).
+    Unknown,
+}
+
+/// What comes next on a stream.
+enum Next {
+    /// There is some of it, to be taken from the frames.
+    Content,
+    /// All of a field section.
+    Fields(Bytes),
+    /// A field section longer than may be.
+    LongFields,
+    End,
+}
+
+impl Content {
+    /// Waits for the request's head, and for what tells whether there is content.
+    async fn request(mut self) -> Result<streams::Request<Self>, Ended> {
+        let section = match self.next().await? {
+            Next::Fields(section) => section,
+            Next::LongFields => return Err(Ended::Failed(Fault::LargeHead)),
+            Next::Content => return Err(self.fail(ErrorCode::FrameUnexpected).into()),
+            Next::End => return Err(Ended::Failed(Fault::Malformed)),
+        };
+        let head = match Request::read(&section, &self.limits) {
+            Ok(head) => head,
+            Err(HeadError::Compression) => return Err(self.fail(ErrorCode::QpackDecompressionFailed).into()),
+            Err(HeadError::TooLarge) => return Err(Ended::Failed(Fault::LargeHead)),
+            Err(HeadError::Malformed) => return Err(Ended::Failed(Fault::Malformed)),
+        };
+        drop(section);
+        let RequestFacts { method, content_length, expects_continue, .. } = head.facts();
+        self.promised = content_length;
+        let has_content = match content_length {
+            Some(length) => length > 0,
+            // What these have is seen when they go on; others may want an answer before they do.
+            None if matches!(method, Method::Get | Method::Head) => self.goes_on().await?,
+            None => tokio::select! {
+                biased;
+                goes_on = self.goes_on() => goes_on?,
+                () = std::future::ready(()) => true,
+            },
+        };
+        let follows = if has_content { http3::Content::MayFollow } else { http3::Content::None };
+        let head = head.finish(follows).into();
+        Ok(streams::Request { head, method, expects_continue, content: has_content.then_some(self) })
+    }
+
+    /// Waits for content, trailer fields or the end: whether it is not the end.
+    async fn goes_on(&mut self) -> Result<bool, Gone> {
+        match self.next().await? {
+            Next::Content => Ok(true),
+            Next::End => Ok(false),
+            Next::LongFields => Err(self.malformed()),
+            Next::Fields(section) => {
+                let mut lines = Vec::new();
+                match http3::read_trailers(&section, &self.limits, &mut lines) {
+                    Ok(()) => self.trailers = Some(lines.into()),
+                    Err(HeadError::Compression) => return Err(self.fail(ErrorCode::QpackDecompressionFailed)),
+                    Err(_) => return Err(self.malformed()),
+                }
+                Ok(true)
+            }
+        }
+    }
+
+    /// What comes next. It may be given up and waited for again.
+    async fn next(&mut self) -> Result<Next, Gone> {
+        loop {
+            match self.part {
+                Part::Nothing => {
+                    let header = self.frames.header().await.map_err(|ended| self.ended(ended))?;
+                    let Some(header) = header else { return Ok(Next::End) };
+                    self.begin(header)?;
+                    if self.part == Part::Fields && header.length > max_field_section_size(&self.limits) {
+                        return Ok(Next::LongFields);
+                    }
+                }
+                Part::Content if self.left > 0 => return Ok(Next::Content),
+                Part::Fields if self.left == 0 => {
+                    self.part = Part::Nothing;
+                    return Ok(Next::Fields(std::mem::take(&mut self.section)));
+                }
+                Part::Content | Part::Unknown if self.left == 0 => self.part = Part::Nothing,
+                part => {
+                    let piece = self.payload().await?;
+                    if part == Part::Fields {
+                        self.section = match self.section.is_empty() {
+                            true => piece,
+                            false => [&*self.section, &*piece].concat().into(),
+                        };
+                    }
+                }
+            }
+        }
+    }
+
+    /// A frame begins, if it may come here (§4.1, §7.2).
+    fn begin(&mut self, FrameHeader { kind, length }: FrameHeader) -> Result<(), Gone> {
+        self.left = length;
+        self.part = match kind {
+            frame_type::DATA | frame_type::HEADERS if self.trailers.is_some() => {
+                return Err(self.fail(ErrorCode::FrameUnexpected));
+            }
+            frame_type::HEADERS => Part::Fields,
+            frame_type::DATA => Part::Content,
+            frame_type::CANCEL_PUSH
+            | frame_type::SETTINGS
+            | frame_type::PUSH_PROMISE
+            | frame_type::GOAWAY
+            | frame_type::MAX_PUSH_ID => return Err(self.fail(ErrorCode::FrameUnexpected)),
+            _ if is_reserved_frame_type(kind) => return Err(self.fail(ErrorCode::FrameUnexpected)),
+            _ => Part::Unknown,
+        };
+        if length == 0 || self.part == Part::Unknown {
+            self.connection.idle(1);
+        }
+        Ok(())
+    }
+
+    /// Some of the frame that has begun.
+    async fn payload(&mut self) -> Result<Bytes, Gone> {
+        let piece =
+            self.frames.payload(self.left.min(PIECE_BYTES)).await.map_err(|ended| self.ended(ended))?;
+        self.left -= piece.len() as u64;
+        Ok(piece)
+    }
+
+    fn ended(&self, ended: frames::Ended) -> Gone {
+        match ended {
+            frames::Ended::Gone => Gone,
+            frames::Ended::Fault(error) => self.fail(error),
+        }
+    }
+
+    /// Ends the connection.
+    fn fail(&self, error: ErrorCode) -> Gone {
+        self.connection.fail(error);
+        Gone
+    }
+
+    /// Ends the stream, whose head was good (§4.1.2).
+    fn malformed(&self) -> Gone {
+        self.both.is_malformed.set(true);
+        self.both.waker.take().iter().for_each(Waker::wake_by_ref);
+        Gone
+    }
+}
+
+impl Incoming for Content {
+    async fn piece(&mut self) -> Option<Result<Bytes, Gone>> {
+        while self.part != Part::Content || self.left == 0 {
+            match self.goes_on().await {
+                Ok(true) => {}
+                Ok(false) if self.promised.is_some_and(|left| left > 0) => {
+                    return Some(Err(self.malformed()));
+                }
+                Ok(false) => return None,
+                Err(gone) => return Some(Err(gone)),
+            }
+        }
+        let piece = match self.payload().await {
+            Ok(piece) => piece,
+            Err(gone) => return Some(Err(gone)),
+        };
+        if let Some(promised) = &mut self.promised {
+            match promised.checked_sub(piece.len() as u64) {
+                Some(left) => *promised = left,
+                None => return Some(Err(self.malformed())),
+            }
+        }
+        Some(Ok(piece))
+    }
+
+    /// The library lets the client send more as soon as something is read, which is when somebody has taken what was
+    /// before it.
+    fn taken(&mut self, _: usize) -> Result<(), Gone> {
+        Ok(())
+    }
+
+    async fn trailers(&mut self) -> Result<Bytes, Gone> {
+        Ok(self.trailers.take().unwrap_or_default())
+    }
+}
+
+impl Drop for Content {
+    /// Nobody wants the rest (§4.1).
+    fn drop(&mut self) {
+        let why = if self.both.is_malformed.get() { ErrorCode::MessageError } else { ErrorCode::NoError };
+        self.frames.stop(why);
+    }
+}
+
+/// What ends when the client has all of a response, or wants no more of it.
+type Stopped = Pin<Box<dyn Future<Output = Result<Option<VarInt>, StoppedError>>>>;
+
+/// What is answered.
+struct Answer {
+    connection: Rc<Connection>,
+    both: Rc<Both>,
+    send: SendStream,
+    stopped: Stopped,
+    /// The header of a frame of content, as far as it has not gone out.
+    frame: Bytes,
+    /// Bytes to come of that frame.
+    left: usize,
+    /// The response has been sent to its end, or its stream was reset.
+    is_whole: bool,
+}
+
+impl Answer {
+    async fn send_fields(&mut self, section: &[u8]) -> Result<(), Gone> {
+        let mut frame = Vec::with_capacity(section.len() + FrameHeader::MOST_BYTES);
+        FrameHeader { kind: frame_type::HEADERS, length: section.len() as u64 }.write(&mut frame);
+        frame.extend_from_slice(section);
+        self.send.write_chunk(frame.into()).await.map_err(|_| Gone)
+    }
+
+    fn finish(&mut self) -> Result<(), Gone> {
+        self.is_whole = true;
+        self.send.finish().map_err(|_| Gone)
+    }
+}
+
+impl Outgoing for Answer {
+    fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        if self.both.is_malformed.get() {
+            return Poll::Ready(());
+        }
+        self.both.waker.set(Some(context.waker().clone()));
+        self.stopped.as_mut().poll(context).map(drop)
+    }
+
+    async fn interim(&mut self, head: &ResponseHead<'_>) -> Result<(), Gone> {
+        let mut section = Vec::new();
+        http3::write_response(head.status, head.fields.iter(), &mut section);
+        self.send_fields(&section).await
+    }
+
+    async fn head(&mut self, head: &ResponseHead<'_>, is_all: bool) -> Result<(), Ended> {
+        self.interim(head).await?;
+        if is_all {
+            self.finish()?;
+        }
+        Ok(())
+    }
+
+    /// What is kept for a client meanwhile is one piece, and the library's to send is bounded.
+    async fn room(&mut self) -> Result<(), Gone> {
+        Ok(())
+    }
+
+    async fn send(&mut self, data: &mut Bytes, is_last: bool) -> Result<usize, Gone> {
+        if self.left == 0 && !data.is_empty() {
+            let mut frame = Vec::with_capacity(FrameHeader::MOST_BYTES);
+            FrameHeader { kind: frame_type::DATA, length: data.len() as u64 }.write(&mut frame);
+            self.frame = frame.into();
+            self.left = data.len();
+        }
+        let before = data.len();
+        let mut chunks = [std::mem::take(&mut self.frame), std::mem::take(data)];
+        // Given up in the midst of it, the stream is not gone on with.
+        let written = match before {
+            0 => Ok(()),
+            _ => self.send.write_chunks(&mut chunks).await.map(drop),
+        };
+        [self.frame, *data] = chunks;
+        written.map_err(|_| Gone)?;
+        let sent = before - data.len();
+        self.left -= sent;
+        if is_last && data.is_empty() {
+            self.finish()?;
+        }
+        Ok(sent)
+    }
+
+    async fn trailers(&mut self, fields: &[(&[u8], &[u8])]) -> Result<(), Gone> {
+        let mut section = Vec::new();
+        let fields = fields.iter().map(|(name, value)| (FieldId::from_name(name), *name, *value));
+        http3::write_trailers(fields, &mut section);
+        self.send_fields(&section).await?;
+        self.finish()
+    }
+
+    /// A client that does not take what it has asked for is waited for as long as it keeps up the minimum rate.
+    async fn delivered(&mut self, shared: &Shared) -> Result<(), Ended> {
+        let Self { connection, stopped, .. } = self;
+        let clock = &shared.core.clock;
+        let _awaited = connection.debts().owes();
+        let mut allowance =
+            Allowance::new(shared.core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s));
+        let mut moved_bytes = None;
+        let mut since_ms = clock.elapsed_ms();
+        loop {
+            tokio::select! {
+                biased;
+                stopped = &mut *stopped => return match stopped {
+                    Ok(Some(_)) => Err(Ended::Cancelled),
+                    Ok(None) | Err(_) => Ok(()),
+                },
+                () = connection.looked_at() => {
+                    let (now_ms, all_bytes) = (clock.elapsed_ms(), connection.sent_bytes());
+                    allowance.spend(now_ms - since_ms);
+                    allowance.earn(all_bytes - moved_bytes.unwrap_or(all_bytes).min(all_bytes));
+                    (since_ms, moved_bytes) = (now_ms, Some(all_bytes));
+                    if allowance.left_ms() == Some(0) {
+                        return Err(Ended::TooSlow);
+                    }
+                }
+            }
+        }
+    }
+
+    fn reset(&mut self, fault: Fault) {
+        self.is_whole = true;
+        let why = match fault {
+            _ if self.both.is_malformed.get() => ErrorCode::MessageError,
+            Fault::Aborted => ErrorCode::InternalError,
+            Fault::Malformed => ErrorCode::MessageError,
+            Fault::Excessive | Fault::LargeHead => ErrorCode::ExcessiveLoad,
+            Fault::Incomplete => ErrorCode::RequestIncomplete,
+        };
+        // The client may have stopped it.
+        let _ = self.send.reset(code(why));
+    }
+}
+
+impl Drop for Answer {
+    /// The library would take it for whole.
+    fn drop(&mut self) {
+        if !self.is_whole {
+            self.reset(Fault::Aborted);
+        }
+    }
+}
