@@ -40,6 +40,7 @@ const TAKE_OVER_LIMIT: Duration = Duration::from_secs(2);
 /// Threads per data core that read files, which a disk may make wait; further reads wait for one of them.
 const BLOCKING_THREADS: usize = 16;
 
+pub(crate) use self::listeners::connected;
 pub use self::listeners::{Listening, Whose};
 pub use self::successor::Handover;
 
@@ -337,7 +338,7 @@ impl Engine {
         let (store, tags) = (self.shared.store.clone(), &self.shared.icap_tags);
         let plan = Arc::new(Plan::new(&settings, store, tags, Some(&before))?);
         self.shared.plan.send_replace(Arc::clone(&plan));
-        let draining = *self.shared.phase.borrow() == Phase::Draining;
+        let draining = self.is_draining();
         if !draining && !self.shared.adoption.wait(&plan, TAKE_OVER_LIMIT) {
             tracing::warn!("a data core is so busy that it has not taken the new configuration over yet");
         }
@@ -346,10 +347,25 @@ impl Engine {
 
     /// Stops accepting, ends idle connections and lets requests in progress finish within the drain timeout.
     pub fn drain(&self) {
+        self.end(Phase::Draining);
+    }
+
+    /// The same, after another process has taken the listening sockets over.
+    pub fn drain_for_successor(&self) {
+        self.end(Phase::Replaced);
+    }
+
+    fn end(&self, phase: Phase) {
         tracing::info!("draining: no new connections; requests in progress finish");
         // Clients are to find nobody there, unless another process has the sockets too.
         lock(&self.shared.listening).clear();
-        self.shared.phase.send_replace(Phase::Draining);
+        self.shared.phase.send_if_modified(|now| {
+            let is_first = *now == Phase::Serving;
+            if is_first {
+                *now = phase;
+            }
+            is_first
+        });
     }
 
     /// Blocks until every data core has ended, then writes out what is left of log and cache.

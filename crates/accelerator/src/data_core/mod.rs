@@ -71,6 +71,8 @@ const LACK_MS: u64 = 10_000;
 pub(crate) enum Phase {
     Serving,
     Draining,
+    /// The same, and another process has the listening sockets too.
+    Replaced,
 }
 
 /// What a core is started with.
@@ -289,7 +291,13 @@ impl DataCore {
         tasks.push(tokio::task::spawn_local(Rc::clone(self).sweep()));
         tasks.push(tokio::task::spawn_local(Rc::clone(self).follow_plan(plans)));
         // The sender lives as long as the engine; its end means the same as a drain.
-        let _ = phase.wait_for(|phase| *phase == Phase::Draining).await;
+        let has_successor = phase
+            .wait_for(|phase| *phase != Phase::Serving)
+            .await
+            .is_ok_and(|phase| *phase == Phase::Replaced);
+        if has_successor {
+            self.http3.part(&http3);
+        }
         self.set_drain(Drain::Begun);
         for task in &tasks {
             task.abort();

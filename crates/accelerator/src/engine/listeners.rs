@@ -233,6 +233,13 @@ fn bind(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
     Ok(socket)
 }
 
+/// A UDP socket at the address of others, for what comes from one client.
+pub(crate) fn connected(local: SocketAddr, peer: SocketAddr) -> io::Result<UdpSocket> {
+    let socket = bind(local, Type::DGRAM, true)?;
+    socket.connect(&peer.into())?;
+    Ok(socket.into())
+}
+
 /// Bytes that the kernel takes for a client beyond those on their way. Without a bound it takes megabytes, which
 /// clients that read nothing make it hold until no connection has memory any more.
 const UNSENT_BYTES: libc::c_int = 64 * 1024;

@@ -86,6 +86,6 @@ impl Engine {
 
     /// Whether a drain has begun.
     pub fn is_draining(&self) -> bool {
-        *self.shared.phase.borrow() == Phase::Draining
+        *self.shared.phase.borrow() != Phase::Serving
     }
 }

@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use quinn::{ConnectionError, SendStream, VarInt};
@@ -16,6 +17,8 @@ use tokio::sync::Notify;
 use crate::data_core::DataCore;
 use crate::data_core::client::Introduced;
 use crate::http3::control::{self, Opened};
+use crate::http3::endpoint::Server;
+use crate::http3::sockets::Sockets;
 use crate::http3::stream;
 use crate::streams::{Carrier, Debts, End, Shared, Streams};
 
@@ -48,12 +51,20 @@ pub(super) fn code(error: ErrorCode) -> VarInt {
     VarInt::from_u64(error.code()).unwrap_or(VarInt::MAX)
 }
 
+/// Between whom a connection was made.
+pub(super) struct Ends {
+    pub local: SocketAddr,
+    pub peer: SocketAddr,
+    /// What its datagrams come by.
+    pub sockets: Arc<Sockets>,
+}
+
 /// A client's connection.
 pub(super) struct Connection {
     pub(super) quic: quinn::Connection,
     core: Rc<DataCore>,
-    /// Where it was made from. A client that moves stays the one that it was.
-    peer: SocketAddr,
+    /// A client that moves stays the one that it was.
+    ends: Ends,
     /// That address's place in the prefix tree, if anybody watches.
     place: Option<NodeId>,
     debts: Debts,
@@ -70,7 +81,7 @@ pub(super) struct Connection {
     is_shed: Cell<bool>,
     began_ms: u64,
     /// Told when one of those has come to pass.
-    ends: Notify,
+    due: Notify,
     /// Told now and then, so that it is looked at how much the client has taken.
     look: Notify,
 }
@@ -79,13 +90,13 @@ impl Connection {
     pub(super) fn new(
         core: &Rc<DataCore>,
         quic: quinn::Connection,
-        peer: SocketAddr,
+        ends: Ends,
         place: Option<NodeId>,
     ) -> Self {
         Self {
             quic,
             core: Rc::clone(core),
-            peer,
+            ends,
             place,
             debts: Debts::default(),
             opened: Opened::default(),
@@ -96,14 +107,14 @@ impl Connection {
             deadline_ms: Cell::new(u64::MAX),
             is_shed: Cell::new(false),
             began_ms: core.clock.elapsed_ms(),
-            ends: Notify::new(),
+            due: Notify::new(),
             look: Notify::new(),
         }
     }
 
     /// The client has broken the protocol, and is told how.
     pub(super) fn fail(&self, error: ErrorCode) {
-        tracing::debug!(client = %self.peer, error = error.name(), "HTTP/3 ends");
+        tracing::debug!(client = %self.ends.peer, error = error.name(), "HTTP/3 ends");
         self.has_failed.set(true);
         self.quic.close(code(error), b"");
     }
@@ -155,7 +166,7 @@ impl Connection {
 
 impl Carrier for Connection {
     fn peer(&self) -> SocketAddr {
-        self.peer
+        self.ends.peer
     }
 
     fn place(&self) -> Option<NodeId> {
@@ -224,15 +235,29 @@ impl Connections {
         let room = self.room();
         for connection in &*self.all.borrow() {
             if connection.deadline_ms.get() <= now_ms {
-                connection.ends.notify_one();
+                connection.due.notify_one();
             }
             if looks {
                 connection.quic.set_send_window(room);
                 connection.look.notify_waiters();
                 if connection.floods() {
                     connection.is_flood.set(true);
-                    connection.ends.notify_one();
+                    connection.due.notify_one();
                 }
+            }
+        }
+    }
+
+    /// Another process has the servers' sockets from now on; connections with requests in progress go on here.
+    pub(crate) fn part(&self, servers: &[Server]) {
+        for server in servers {
+            server.sockets.part();
+        }
+        let is_busy = |connection: &&Rc<Connection>| connection.deadline_ms.get() == u64::MAX;
+        for Connection { quic, ends, .. } in self.all.borrow().iter().filter(is_busy).map(|it| &**it) {
+            let local = SocketAddr::new(quic.local_ip().unwrap_or(ends.local.ip()), ends.local.port());
+            if let Err(error) = ends.sockets.take_along(local, quic.remote_address()) {
+                tracing::debug!(client = %ends.peer, %error, "a connection stays behind");
             }
         }
     }
@@ -258,25 +283,25 @@ impl Connections {
         let mut waiting: Vec<_> = all.iter().filter(waits).filter(|it| !it.is_shed.get()).collect();
         let count = count(waiting.len()).min(waiting.len());
         waiting.sort_by_cached_key(|connection| {
-            (Reverse(weight(connection.peer, connection.place)), connection.deadline_ms.get())
+            (Reverse(weight(connection.ends.peer, connection.place)), connection.deadline_ms.get())
         });
         for connection in &waiting[..count] {
             connection.is_shed.set(true);
-            connection.ends.notify_one();
+            connection.due.notify_one();
         }
         count
     }
 }
 
 /// Serves a connection until there is nothing more to say on it.
-pub(super) async fn serve(connection: Rc<Connection>, local: SocketAddr) {
+pub(super) async fn serve(connection: Rc<Connection>) {
     let core = &connection.core;
     core.http3.add(&connection);
     let shared = Rc::new(Shared {
         core: Rc::clone(core),
         carrier: Rc::clone(&connection) as Rc<dyn Carrier>,
         version: Version::Http3,
-        local,
+        local: connection.ends.local,
         streams: Streams::default(),
     });
     let last = run(&connection, &shared).await;
@@ -289,7 +314,7 @@ pub(super) async fn serve(connection: Rc<Connection>, local: SocketAddr) {
 
 /// The reason for the end.
 async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
-    let Connection { quic, core, peer, place, .. } = &**connection;
+    let Connection { quic, core, ends: Ends { peer, .. }, place, .. } = &**connection;
     let streams = &shared.streams;
     // A client that leaves no room for this stream breaks the protocol (§6.2).
     let Ok(Ok(mut control)) = tokio::time::timeout(GOODBYE, quic.open_uni()).await else {
@@ -338,7 +363,7 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
         });
         tokio::select! {
             biased;
-            () = connection.ends.notified() => {
+            () = connection.due.notified() => {
                 if connection.is_flood.get() {
                     continue;
                 }
@@ -391,7 +416,7 @@ async fn go_away(control: &mut SendStream, id: u64) {
 /// The connection has ended by itself.
 fn broken(connection: &Connection, error: &ConnectionError) -> ErrorCode {
     if let ConnectionError::TransportError(error) = error {
-        tracing::debug!(client = %connection.peer, %error, "QUIC ends");
+        tracing::debug!(client = %connection.ends.peer, %error, "QUIC ends");
         connection.has_failed.set(true);
     }
     ErrorCode::NoError

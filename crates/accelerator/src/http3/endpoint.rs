@@ -6,13 +6,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{io, mem};
 
-use quinn::{Endpoint, EndpointConfig, Incoming, TokioRuntime};
+use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Incoming, TokioRuntime};
 use tidegate_core::{NodeId, Verdict};
 use tokio::task::JoinHandle;
 
 use crate::data_core::DataCore;
-use crate::http3::connection::{Connection, code, serve as serve_connection};
+use crate::http3::connection::{Connection, Ends, code, serve as serve_connection};
 use crate::http3::setup::Quic;
+use crate::http3::sockets::Sockets;
 use crate::http3::steering::Ids;
 use tidegate_http::http3::ErrorCode;
 
@@ -24,6 +25,7 @@ const GREETING_PROVED: usize = 1024;
 /// The clients of one socket.
 pub(crate) struct Server {
     endpoint: Endpoint,
+    pub(super) sockets: Arc<Sockets>,
     task: JoinHandle<()>,
 }
 
@@ -48,16 +50,18 @@ pub(crate) fn serve(
     let mut own = EndpointConfig::default();
     own.cid_generator(move || Box::new(Ids::new(number, count)));
     let config = quinn::ServerConfig::clone(&config);
-    let endpoint = Endpoint::new(own, Some(config), socket, Arc::new(TokioRuntime))?;
-    let task = tokio::task::spawn_local(accept(Rc::clone(core), endpoint.clone()));
-    Ok(Server { endpoint, task })
+    let sockets = Sockets::new(socket)?;
+    let socket = Arc::clone(&sockets) as Arc<dyn AsyncUdpSocket>;
+    let endpoint = Endpoint::new_with_abstract_socket(own, Some(config), socket, Arc::new(TokioRuntime))?;
+    let task = tokio::task::spawn_local(accept(Rc::clone(core), endpoint.clone(), Arc::clone(&sockets)));
+    Ok(Server { endpoint, sockets, task })
 }
 
-async fn accept(core: Rc<DataCore>, endpoint: Endpoint) {
+async fn accept(core: Rc<DataCore>, endpoint: Endpoint, sockets: Arc<Sockets>) {
     let Ok(bound) = endpoint.local_addr() else { return };
     while let Some(incoming) = endpoint.accept().await {
         let ip = incoming.local_ip().unwrap_or(bound.ip());
-        core.let_in(incoming, SocketAddr::new(ip, bound.port()));
+        core.let_in(incoming, SocketAddr::new(ip, bound.port()), &sockets);
     }
 }
 
@@ -104,7 +108,7 @@ impl Drop for Met {
 
 impl DataCore {
     /// Decides on a client's first datagram, whose source may be forged.
-    fn let_in(self: &Rc<Self>, incoming: Incoming, local: SocketAddr) {
+    fn let_in(self: &Rc<Self>, incoming: Incoming, local: SocketAddr, sockets: &Arc<Sockets>) {
         let peer = incoming.remote_address();
         let Some(Quic(config)) = self.with_plan(|plan| plan.quic.clone()) else { return incoming.refuse() };
         let listed = |plan: &crate::service::plan::Plan| {
@@ -136,7 +140,7 @@ impl DataCore {
             return incoming.refuse();
         }
         let Ok(connecting) = incoming.accept_with(config) else { return };
-        let core = Rc::clone(self);
+        let (core, sockets) = (Rc::clone(self), Arc::clone(sockets));
         tokio::task::spawn_local(async move {
             let greeting = Greeting::new(&core);
             let limit = core.plan().limits.header_timeout;
@@ -150,7 +154,8 @@ impl DataCore {
             let Ok(id) = core.meet_peer(peer) else { return quic.close(code(ErrorCode::NoError), b"") };
             core.metrics.connections_open.add(1);
             let _met = Met { core: Rc::clone(&core), peer, place: id };
-            serve_connection(Rc::new(Connection::new(&core, quic, peer, id)), local).await;
+            let ends = Ends { local, peer, sockets };
+            serve_connection(Rc::new(Connection::new(&core, quic, ends, id))).await;
             mem::drop(place);
         });
     }

@@ -9,6 +9,7 @@ mod control;
 mod endpoint;
 mod frames;
 mod setup;
+mod sockets;
 mod steering;
 mod stream;
 

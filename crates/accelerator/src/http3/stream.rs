@@ -25,8 +25,8 @@ const PIECE_BYTES: u64 = 64 * 1024;
 /// What both halves of a stream know.
 #[derive(Default)]
 struct Both {
-    /// The request turned out to be malformed after its head.
-    is_malformed: Cell<bool>,
+    /// What is wrong with the request.
+    fault: Cell<Option<ErrorCode>>,
     /// Of whoever answers it.
     waker: Cell<Option<Waker>>,
 }
@@ -111,7 +111,10 @@ impl Content {
             Next::Fields(section) => section,
             Next::LongFields => return Err(Ended::Failed(Fault::LargeHead)),
             Next::Content => return Err(self.fail(ErrorCode::FrameUnexpected).into()),
-            Next::End => return Err(Ended::Failed(Fault::Malformed)),
+            Next::End => {
+                self.both.fault.set(Some(ErrorCode::RequestIncomplete));
+                return Err(Ended::Failed(Fault::Malformed));
+            }
         };
         let head = match Request::read(&section, &self.limits) {
             Ok(head) => head,
@@ -232,7 +235,7 @@ impl Content {
 
     /// Ends the stream, whose head was good (§4.1.2).
     fn malformed(&self) -> Gone {
-        self.both.is_malformed.set(true);
+        self.both.fault.set(Some(ErrorCode::MessageError));
         self.both.waker.take().iter().for_each(Waker::wake_by_ref);
         Gone
     }
@@ -277,8 +280,7 @@ impl Incoming for Content {
 impl Drop for Content {
     /// Nobody wants the rest (§4.1).
     fn drop(&mut self) {
-        let why = if self.both.is_malformed.get() { ErrorCode::MessageError } else { ErrorCode::NoError };
-        self.frames.stop(why);
+        self.frames.stop(self.both.fault.get().unwrap_or(ErrorCode::NoError));
     }
 }
 
@@ -315,7 +317,7 @@ impl Answer {
 
 impl Outgoing for Answer {
     fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        if self.both.is_malformed.get() {
+        if self.both.fault.get().is_some() {
             return Poll::Ready(());
         }
         self.both.waker.set(Some(context.waker().clone()));
@@ -405,14 +407,13 @@ impl Outgoing for Answer {
     fn reset(&mut self, fault: Fault) {
         self.is_whole = true;
         let why = match fault {
-            _ if self.both.is_malformed.get() => ErrorCode::MessageError,
             Fault::Aborted => ErrorCode::InternalError,
             Fault::Malformed => ErrorCode::MessageError,
             Fault::Excessive | Fault::LargeHead => ErrorCode::ExcessiveLoad,
             Fault::Incomplete => ErrorCode::RequestIncomplete,
         };
         // The client may have stopped it.
-        let _ = self.send.reset(code(why));
+        let _ = self.send.reset(code(self.both.fault.get().unwrap_or(why)));
     }
 }
 

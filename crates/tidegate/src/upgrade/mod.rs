@@ -102,7 +102,7 @@ impl Upgrader {
                 self.has_handed_over.store(true, Ordering::SeqCst);
                 self.reloader.end();
                 self.close_admin.send_replace(true);
-                self.reloader.engine().drain();
+                self.reloader.engine().drain_for_successor();
                 Ok(upgraded)
             }
             Err(error) => {
