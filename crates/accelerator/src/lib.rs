@@ -2,7 +2,7 @@
 //!
 //! A request's path through this crate: `engine` starts a `data_core` for each processor, which accepts and watches its
 //! clients' sockets. What they say goes through `tls`, if there is any, to `session` (HTTP/1) or `http2`; `http3`
-//! and `dhttp` have their own ways in. All of them ask `service`, which takes the answer from `cache`, `static_files` or `upstream`, past
+//! and `dhttp` have ways in of their own, and `streams` is what HTTP/2 and HTTP/3 have in common. All of them ask `service`, which takes the answer from `cache`, `static_files` or `upstream`, past
 //! `icap` and `compression` where that is wished. `defence` is asked on the way, and `telemetry` is told.
 
 mod cache;

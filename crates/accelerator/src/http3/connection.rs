@@ -17,13 +17,13 @@ use tokio::sync::Notify;
 use crate::data_core::DataCore;
 use crate::data_core::client::Introduced;
 use crate::http3::control::{self, Opened};
-use crate::http3::endpoint::Server;
+use crate::http3::endpoint::{Greetings, Server};
 use crate::http3::sockets::Sockets;
 use crate::http3::stream;
 use crate::streams::{Carrier, Debts, End, Shared, Streams};
 
-/// How long what ends a connection may take to be sent.
-const GOODBYE: Duration = Duration::from_secs(1);
+/// How long a client may take to let us say what concerns the connection.
+const MOMENT: Duration = Duration::from_millis(100);
 /// How long a connection stays after the announcement of its end, for what the client had sent by then.
 const AFTERTHOUGHTS: Duration = Duration::from_millis(100);
 /// Frames that ask for nothing which a connection may bring: so many in any case, and more for each stream and for each
@@ -190,8 +190,7 @@ impl Carrier for Connection {
 #[derive(Default)]
 pub(crate) struct Connections {
     all: RefCell<Vec<Rc<Connection>>>,
-    /// Clients that have not finished their handshake.
-    pub(super) greeting: Cell<usize>,
+    pub(super) greetings: Greetings,
     next_look_ms: Cell<u64>,
 }
 
@@ -316,16 +315,19 @@ pub(super) async fn serve(connection: Rc<Connection>) {
 async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
     let Connection { quic, core, ends: Ends { peer, .. }, place, .. } = &**connection;
     let streams = &shared.streams;
-    // A client that leaves no room for this stream breaks the protocol (§6.2).
-    let Ok(Ok(mut control)) = tokio::time::timeout(GOODBYE, quic.open_uni()).await else {
+    // A client that leaves no room for this stream, or on it, breaks the protocol (§6.2).
+    let Ok(Ok(mut control)) = tokio::time::timeout(MOMENT, quic.open_uni()).await else {
         return ErrorCode::StreamCreationError;
     };
     let mut settings = Vec::new();
     write_settings(core.with_plan(|plan| max_field_section_size(&plan.limits.head)), &mut settings);
-    let _ = control.write_all(&settings).await;
-    let mut is_leaving = false;
+    if !say(&mut control, &settings).await {
+        return ErrorCode::ClosedCriticalStream;
+    }
+    let mut leaving = Leaving::No;
     // The id of the request after the last one.
     let mut next_request = 0;
+    let mut before = None;
     loop {
         match streams.why_end() {
             Some(End::TooSlow) => {
@@ -334,8 +336,8 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
             }
             Some(End::Reset) => return ErrorCode::GeneralProtocolError,
             Some(End::Closed) => return ErrorCode::NoError,
-            Some(End::LastStreams) if !is_leaving => {
-                is_leaving = true;
+            Some(End::LastStreams) if leaving < Leaving::Announced => {
+                leaving = Leaving::Announced;
                 go_away(&mut control, next_request).await;
             }
             _ => {}
@@ -346,21 +348,16 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
             let _ = core.answers_malformed(*place, *peer);
             return ErrorCode::ExcessiveLoad;
         }
-        if is_leaving && streams.open() == 0 {
-            // What was on its way when the client learned of the end is answered, and the last word is which requests were.
-            let _ = tokio::time::timeout(AFTERTHOUGHTS, streams.changed()).await;
-            if streams.open() == 0 {
-                go_away(&mut control, next_request).await;
-                return ErrorCode::NoError;
-            }
-            continue;
+        // Other streams than requests change nothing of how long it has been idle.
+        let now = (streams.open(), streams.begun());
+        if before.replace(now) != Some(now) {
+            let times = core.times();
+            connection.deadline_ms.set(match now {
+                (0, 0) => core.deadline(times.header_ms),
+                (0, _) => core.deadline(times.keep_alive_ms),
+                _ => u64::MAX,
+            });
         }
-        let times = core.times();
-        connection.deadline_ms.set(match (streams.open(), streams.begun()) {
-            (0, 0) => core.deadline(times.header_ms),
-            (0, _) => core.deadline(times.keep_alive_ms),
-            _ => u64::MAX,
-        });
         tokio::select! {
             biased;
             () = connection.due.notified() => {
@@ -380,12 +377,17 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
             }
             () = streams.changed() => {}
             // The client learns at once that it is to go elsewhere (§5.2).
-            () = core.drained(), if !is_leaving => {
-                is_leaving = true;
+            () = core.drained(), if leaving == Leaving::No => {
+                leaving = Leaving::Soon;
                 go_away(&mut control, last_id()).await;
             }
             () = core.drain_is_over() => return ErrorCode::NoError,
             stream = quic.accept_bi() => match stream {
+                // Once it is said which requests are the last, others may be made elsewhere (§5.2).
+                Ok((mut send, mut receive)) if leaving == Leaving::Announced => {
+                    let why = code(ErrorCode::RequestRejected);
+                    let _ = (send.reset(why), receive.stop(why));
+                }
                 Ok((send, receive)) => {
                     next_request = u64::from(send.id()) + 4;
                     connection.requests.set(connection.requests.get() + 1);
@@ -397,8 +399,26 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
                 Ok(stream) => drop(tokio::task::spawn_local(control::read(Rc::clone(connection), stream))),
                 Err(error) => return broken(connection, &error),
             },
+            // What was on its way when the client learned of the end is here by now.
+            () = tokio::time::sleep(AFTERTHOUGHTS), if leaving > Leaving::No && streams.open() == 0 => {
+                if leaving == Leaving::Announced {
+                    return ErrorCode::NoError;
+                }
+                leaving = Leaving::Announced;
+                go_away(&mut control, next_request).await;
+            }
         }
     }
+}
+
+/// How far a connection's end has been announced.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum Leaving {
+    No,
+    /// Requests that are on their way are still answered.
+    Soon,
+    /// The client knows which requests are the last.
+    Announced,
 }
 
 /// No request has this id or a later one (RFC 9000 §2.1).
@@ -410,7 +430,13 @@ fn last_id() -> u64 {
 async fn go_away(control: &mut SendStream, id: u64) {
     let mut frame = Vec::new();
     write_goaway(id, &mut frame);
-    let _ = tokio::time::timeout(GOODBYE, control.write_all(&frame)).await;
+    // Who does not want to hear it finds out by the end.
+    say(control, &frame).await;
+}
+
+/// Whether there was room for it, which there is at once if at all.
+async fn say(control: &mut SendStream, bytes: &[u8]) -> bool {
+    matches!(tokio::time::timeout(MOMENT, control.write_all(bytes)).await, Ok(Ok(())))
 }
 
 /// The connection has ended by itself.

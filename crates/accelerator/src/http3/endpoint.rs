@@ -1,11 +1,15 @@
 //! The clients of one socket: who is let in.
 
-use std::net::{SocketAddr, UdpSocket};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{io, mem};
 
+use ahash::RandomState;
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Incoming, TokioRuntime};
 use tidegate_core::{NodeId, Verdict};
 use tokio::task::JoinHandle;
@@ -19,8 +23,9 @@ use tidegate_http::http3::ErrorCode;
 
 /// Clients of a core that may be in the midst of their handshake before others have to prove their address first.
 const GREETING: usize = 64;
-/// Those that may be so with a proved address.
-const GREETING_PROVED: usize = 1024;
+/// Those that may be so in all, and those of one address or IPv6 network of 64 bits.
+const GREETING_IN_ALL: usize = 1024;
+const GREETING_OF_ONE: usize = GREETING_IN_ALL / 8;
 
 /// The clients of one socket.
 pub(crate) struct Server {
@@ -65,21 +70,48 @@ async fn accept(core: Rc<DataCore>, endpoint: Endpoint, sockets: Arc<Sockets>) {
     }
 }
 
-/// A client in the midst of its handshake.
-struct Greeting(Rc<DataCore>);
+/// Clients in the midst of their handshake.
+#[derive(Default)]
+pub(super) struct Greetings {
+    all: Cell<usize>,
+    /// How many have an address of a network; none is there without one.
+    of: RefCell<HashMap<u128, usize, RandomState>>,
+}
+
+/// One of them.
+struct Greeting {
+    core: Rc<DataCore>,
+    network: u128,
+}
 
 impl Greeting {
-    fn new(core: &Rc<DataCore>) -> Self {
-        let greeting = &core.http3.greeting;
-        greeting.set(greeting.get() + 1);
-        Self(Rc::clone(core))
+    /// `None` if there are too many.
+    fn new(core: &Rc<DataCore>, peer: SocketAddr) -> Option<Self> {
+        let network = match peer.ip().to_canonical() {
+            IpAddr::V4(address) => address.to_bits().into(),
+            IpAddr::V6(address) => address.to_bits() >> 64 << 64,
+        };
+        let Greetings { all, of } = &core.http3.greetings;
+        let mut of = of.borrow_mut();
+        let count = of.get(&network).copied().unwrap_or(0);
+        (all.get() < GREETING_IN_ALL && count < GREETING_OF_ONE).then(|| {
+            all.set(all.get() + 1);
+            of.insert(network, count + 1);
+            Self { core: Rc::clone(core), network }
+        })
     }
 }
 
 impl Drop for Greeting {
     fn drop(&mut self) {
-        let greeting = &self.0.http3.greeting;
-        greeting.set(greeting.get() - 1);
+        let Greetings { all, of } = &self.core.http3.greetings;
+        all.set(all.get() - 1);
+        if let Entry::Occupied(mut count) = of.borrow_mut().entry(self.network) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 }
 
@@ -97,6 +129,15 @@ struct Met {
     core: Rc<DataCore>,
     peer: SocketAddr,
     place: Option<NodeId>,
+}
+
+impl Met {
+    /// `None` if the defence does not let it in.
+    fn new(core: &Rc<DataCore>, peer: SocketAddr) -> Option<Self> {
+        let place = core.meet_peer(peer).ok()?;
+        core.metrics.connections_open.add(1);
+        Some(Self { core: Rc::clone(core), peer, place })
+    }
 }
 
 impl Drop for Met {
@@ -122,14 +163,15 @@ impl DataCore {
             return incoming.refuse();
         }
         let is_proved = incoming.remote_address_validated();
-        let greeting = self.http3.greeting.get();
+        let greeting = self.http3.greetings.all.get();
         // Rules count what clients do, and a handshake is work: both are for those who are where they say they are.
         if !is_proved && (greeting >= GREETING || self.admission().is_some() || self.is_stressed()) {
             self.metrics.quic_retries_total.add(1);
             // A client that has been asked before is not asked again.
             return incoming.retry().unwrap_or_else(|error| error.into_incoming().refuse());
         }
-        if greeting >= GREETING_PROVED || !self.has_room(peer) {
+        let Some(greeting) = Greeting::new(self, peer) else { return incoming.refuse() };
+        if !self.has_room(peer) {
             return incoming.refuse();
         }
         let place = Place(Rc::clone(self));
@@ -139,10 +181,14 @@ impl DataCore {
             self.connection_policed();
             return incoming.refuse();
         }
+        // Who is where it says it is answers for its handshake, too.
+        let met = match is_proved.then(|| Met::new(self, peer)) {
+            Some(None) => return incoming.refuse(),
+            met => met.flatten(),
+        };
         let Ok(connecting) = incoming.accept_with(config) else { return };
         let (core, sockets) = (Rc::clone(self), Arc::clone(sockets));
         tokio::task::spawn_local(async move {
-            let greeting = Greeting::new(&core);
             let limit = core.plan().limits.header_timeout;
             let Ok(Ok(quic)) = tokio::time::timeout(limit, connecting).await else {
                 core.metrics.tls_handshakes_failed_total.add(1);
@@ -151,11 +197,11 @@ impl DataCore {
             mem::drop(greeting);
             core.metrics.connections_accepted_total.add(1);
             core.metrics.http3_connections_total.add(1);
-            let Ok(id) = core.meet_peer(peer) else { return quic.close(code(ErrorCode::NoError), b"") };
-            core.metrics.connections_open.add(1);
-            let _met = Met { core: Rc::clone(&core), peer, place: id };
+            let Some(met) = met.or_else(|| Met::new(&core, peer)) else {
+                return quic.close(code(ErrorCode::NoError), b"");
+            };
             let ends = Ends { local, peer, sockets };
-            serve_connection(Rc::new(Connection::new(&core, quic, ends, id))).await;
+            serve_connection(Rc::new(Connection::new(&core, quic, ends, met.place))).await;
             mem::drop(place);
         });
     }

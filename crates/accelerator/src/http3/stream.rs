@@ -16,7 +16,6 @@ use tidegate_http::{FieldId, HeadLimits, Method, ResponseHead};
 
 use crate::http3::connection::{Connection, code};
 use crate::http3::frames::{self, Frames};
-use crate::session::allowance::Allowance;
 use crate::streams::{self, Carrier, Ended, Fault, Gone, Incoming, Outgoing, Shared};
 
 /// Bytes of content that are handed on at once.
@@ -380,8 +379,7 @@ impl Outgoing for Answer {
         let Self { connection, stopped, .. } = self;
         let clock = &shared.core.clock;
         let _awaited = connection.debts().owes();
-        let mut allowance =
-            Allowance::new(shared.core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s));
+        let mut allowance = streams::of_responses(shared);
         let mut moved_bytes = None;
         let mut since_ms = clock.elapsed_ms();
         loop {

@@ -264,13 +264,19 @@ async fn wait<O: Outgoing>(
     Ok(answered)
 }
 
-async fn send_interim<O: Outgoing>(shared: &Shared, out: &mut O, head: &[u8]) -> Result<(), Gone> {
+async fn send_interim<O: Outgoing>(shared: &Shared, out: &mut O, head: &[u8]) -> Result<(), Ended> {
     let mut parser = ResponseParser::new(HeadLimits::NONE);
     if let Ok(Progress::Complete { .. }) = parser.parse(head) {
-        out.interim(&parser.head(head)).await?;
+        let mut content = Content { shared, out, allowance: of_responses(shared), holds_upstream: true };
+        content.waiting(async |out: &mut O| out.interim(&parser.head(head)).await).await?;
         shared.core.metrics.responses_1xx_total.add(1);
     }
     Ok(())
+}
+
+/// What clients may be behind with taking a response.
+pub(crate) fn of_responses(shared: &Shared) -> Allowance {
+    Allowance::new(shared.core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s))
 }
 
 /// Hands a request's content on as somebody takes it, from a client that keeps up the minimum rate.
@@ -363,13 +369,11 @@ async fn deliver<O: Outgoing>(
     let head = parser.head(&first);
     let framing = head.framing;
     let is_bare = matches!(framing, BodyFraming::None | BodyFraming::Length(0));
-    out.head(&head, is_bare).await?;
+    let mut content = Content { shared, out, allowance: of_responses(shared), holds_upstream };
+    content.waiting(async |out: &mut O| out.head(&head, is_bare).await).await?;
     if is_bare {
         return Ok(());
     }
-    let rate_bytes_per_s = shared.core.with_plan(|plan| plan.limits.response_min_rate_bytes_per_s);
-    let allowance = Allowance::new(rate_bytes_per_s);
-    let mut content = Content { shared, out, allowance, holds_upstream };
     let mut piece = first.slice(length..);
     let mut remaining = Remaining::new(framing);
     loop {
@@ -388,7 +392,7 @@ async fn deliver<O: Outgoing>(
         if is_last {
             return match trailers.as_slice() {
                 [] => Ok(()),
-                trailers => Ok(content.out.trailers(trailers).await?),
+                trailers => content.waiting(async |out: &mut O| out.trailers(trailers).await).await,
             };
         }
         // With room for it: a client that takes nothing has nothing lie about. Of unknown length there may be no more to
@@ -432,7 +436,10 @@ impl<O: Outgoing> Content<'_, O> {
     }
 
     /// Does what may have to wait for the client to take something.
-    async fn waiting<T>(&mut self, work: impl AsyncFnOnce(&mut O) -> Result<T, Gone>) -> Result<T, Ended> {
+    async fn waiting<T, E: Into<Ended>>(
+        &mut self,
+        work: impl AsyncFnOnce(&mut O) -> Result<T, E>,
+    ) -> Result<T, Ended> {
         let clock = &self.shared.core.clock;
         let start_ms = clock.elapsed_ms();
         let debts = self.shared.carrier.debts();
@@ -440,6 +447,6 @@ impl<O: Outgoing> Content<'_, O> {
         let _stalled = self.holds_upstream.then(|| debts.stalls());
         let done = within(&self.allowance, work(self.out)).await;
         self.allowance.spend(clock.elapsed_ms().saturating_sub(start_ms));
-        Ok(done.ok_or(Ended::TooSlow)??)
+        done.ok_or(Ended::TooSlow)?.map_err(Into::into)
     }
 }

@@ -18,7 +18,7 @@ use tokio::sync::Notify;
 use crate::data_core::DataCore;
 use crate::data_core::client::Introduced;
 
-pub(crate) use exchange::{Ended, Fault, Gone, Incoming, Outgoing, Request, begin};
+pub(crate) use exchange::{Ended, Fault, Gone, Incoming, Outgoing, Request, begin, of_responses};
 
 /// Requests of a connection that are answered at once (RFC 9113 §5.1.2, RFC 9114 §6.1).
 pub(crate) const STREAMS: u32 = 100;

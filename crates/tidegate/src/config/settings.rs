@@ -141,6 +141,7 @@ fn listeners(
     let mut trickles: Vec<TricklesListener> = Vec::new();
     for section in file.tables("listen") {
         let proxy_protocol = proxy_protocol(section, file, report);
+        let http3 = http3(section, report);
         let Some(listen) = section.listen("address") else { continue };
         if section.text("protocol").as_deref() == Some("trickles") {
             let known = trickles.iter().map(|listener| &listener.listen);
@@ -152,25 +153,22 @@ fn listeners(
             if is_free(&listen, known, section, report) {
                 let protocol = protocol(&listen, section, report);
                 let http2 = http2(section, report);
-                let http3 = http3(section, report);
                 let listener = Listener { address: listen.address, protocol, proxy_protocol, http2, http3 };
                 tcp.push((listen, listener));
             }
         }
     }
-    for section in file.tables("listen").iter().filter(|section| section.flag("http3") == Some(true)) {
-        let (Some(offset), Some(listen)) = (section.offset_of("http3"), section.listen("address")) else {
+    for (listen, _) in tcp.iter().filter(|(_, listener)| listener.http3) {
+        let Some(met) = trickles.iter().map(|listener| &listener.listen).find(|known| known.overlaps(listen))
+        else {
             continue;
         };
-        let met = trickles.iter().map(|listener| &listener.listen).find(|known| known.overlaps(&listen));
-        let met = met.or_else(|| {
-            let of_dhttp = |(_, listener): &&(_, Listener)| listener.protocol == Protocol::Dhttp;
-            tcp.iter().filter(of_dhttp).map(|(known, _)| known).find(|known| known.overlaps(&listen))
-        });
-        if let Some(met) = met {
-            let message = format!("listen.http3: at this UDP port listens the [[listen]] {:?}", met.written);
-            report.error(offset, message, Some("choose another port for one of them".into()));
-        }
+        let mut sections = file.tables("listen").iter();
+        let of_listener =
+            |section: &&Values| section.listen("address").is_some_and(|it| it.address == listen.address);
+        let offset = sections.find(of_listener).and_then(|section| section.offset_of("http3"));
+        let message = format!("listen.http3: at this UDP port listens the [[listen]] {:?}", met.written);
+        report.error(offset.unwrap_or(0), message, Some("choose another port for one of them".into()));
     }
     (tcp, trickles)
 }
