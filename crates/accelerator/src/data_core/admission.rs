@@ -209,6 +209,11 @@ impl DataCore {
         self.with_plan(|plan| plan.connections.clone()).filter(|admission| admission.acts_on_connections())
     }
 
+    /// Whether what comes from this address is neither answered nor counted.
+    pub(crate) fn ignores(&self, address: IpAddr) -> bool {
+        self.with_plan(|plan| plan.connections.as_ref().is_some_and(|admission| admission.ignores(address)))
+    }
+
     /// A connection ends that was not admitted.
     pub(crate) fn connection_policed(&self) {
         self.metrics.connections_accepted_total.add(1);

@@ -75,10 +75,10 @@ impl Answer {
 }
 
 impl Outgoing for Answer {
-    fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
         match &mut self.content {
-            Some(stream) => stream.poll_reset(context).map(drop),
-            None => self.respond.poll_reset(context).map(drop),
+            Some(stream) => stream.poll_reset(context).map(|_| Ended::Cancelled),
+            None => self.respond.poll_reset(context).map(|_| Ended::Cancelled),
         }
     }
 

@@ -239,6 +239,11 @@ impl Connections {
             if looks {
                 connection.quic.set_send_window(room);
                 connection.look.notify_waiters();
+                let address = connection.quic.remote_address().ip();
+                if address != connection.ends.peer.ip() && connection.core.ignores(address) {
+                    // It has moved to where it would not have been let in.
+                    connection.quic.close(code(ErrorCode::NoError), b"");
+                }
                 if connection.floods() {
                     connection.is_flood.set(true);
                     connection.due.notify_one();

@@ -152,10 +152,7 @@ impl DataCore {
     fn let_in(self: &Rc<Self>, incoming: Incoming, local: SocketAddr, sockets: &Arc<Sockets>) {
         let peer = incoming.remote_address();
         let Some(Quic(config)) = self.with_plan(|plan| plan.quic.clone()) else { return incoming.refuse() };
-        let listed = |plan: &crate::service::plan::Plan| {
-            plan.connections.as_ref().is_some_and(|it| it.ignores(peer.ip()))
-        };
-        if self.with_plan(listed) {
+        if self.ignores(peer.ip()) {
             self.metrics.connections_policed_total.add(1);
             return incoming.ignore();
         }
@@ -175,11 +172,14 @@ impl DataCore {
             return incoming.refuse();
         }
         let place = Place(Rc::clone(self));
-        if let Some(admission) = self.admission().filter(|_| is_proved)
-            && admission.on_connect(peer, local).0 != Verdict::Continue
-        {
-            self.connection_policed();
-            return incoming.refuse();
+        if let Some(admission) = self.admission().filter(|_| is_proved) {
+            match admission.on_connect(peer, local).0 {
+                Verdict::Continue => {}
+                verdict => {
+                    self.connection_policed();
+                    return if verdict == Verdict::Drop { incoming.ignore() } else { incoming.refuse() };
+                }
+            }
         }
         // Who is where it says it is answers for its handshake, too.
         let met = match is_proved.then(|| Met::new(self, peer)) {

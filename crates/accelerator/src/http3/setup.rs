@@ -1,6 +1,7 @@
 //! What connections are accepted with: TLS, windows and times.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use quinn::crypto::rustls::{NoInitialCipherSuite, QuicServerConfig};
 use quinn::{IdleTimeout, ServerConfig, TransportConfig, VarInt};
@@ -17,6 +18,8 @@ const STREAMS_ONE_WAY: u32 = 8;
 const UNSEEN: usize = 256;
 const UNSEEN_BYTES: u64 = 16 * 1024;
 const UNSEEN_BYTES_IN_ALL: u64 = 1024 * 1024;
+/// How long before QUIC gives a silent client up it is told that its connection ends.
+const NOTICE: Duration = Duration::from_secs(5);
 /// Bytes of TLS that come out of order (RFC 9000 §7.5).
 const CRYPTO_BYTES: usize = 16 * 1024;
 
@@ -62,7 +65,7 @@ impl std::fmt::Debug for Quic {
 fn transport(limits: &Limits) -> TransportConfig {
     let mut transport = TransportConfig::default();
     // Whoever says nothing at all is gone; what a connection is idle for is the connection's own affair.
-    let silence = limits.keep_alive_timeout.max(limits.header_timeout);
+    let silence = limits.keep_alive_timeout.max(limits.header_timeout) + NOTICE;
     transport
         .max_concurrent_bidi_streams(STREAMS.into())
         .max_concurrent_uni_streams(STREAMS_ONE_WAY.into())

@@ -125,6 +125,10 @@ impl Content {
         let RequestFacts { method, content_length, expects_continue, .. } = head.facts();
         self.promised = content_length;
         let has_content = match content_length {
+            Some(0) if self.goes_on().await? && self.trailers.is_none() => {
+                self.malformed();
+                return Err(Ended::Failed(Fault::Malformed));
+            }
             Some(length) => length > 0,
             // What these have is seen when they go on; others may want an answer before they do.
             None if matches!(method, Method::Get | Method::Head) => self.goes_on().await?,
@@ -315,12 +319,12 @@ impl Answer {
 }
 
 impl Outgoing for Answer {
-    fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<()> {
+    fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
         if self.both.fault.get().is_some() {
-            return Poll::Ready(());
+            return Poll::Ready(Ended::Failed(Fault::Malformed));
         }
         self.both.waker.set(Some(context.waker().clone()));
-        self.stopped.as_mut().poll(context).map(drop)
+        self.stopped.as_mut().poll(context).map(|_| Ended::Cancelled)
     }
 
     async fn interim(&mut self, head: &ResponseHead<'_>) -> Result<(), Gone> {

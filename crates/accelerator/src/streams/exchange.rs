@@ -58,8 +58,8 @@ pub(crate) trait Incoming: 'static {
 
 /// The half of a stream that a response goes by.
 pub(crate) trait Outgoing: 'static {
-    /// Whether the client wants no response any more.
-    fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<()>;
+    /// Whether the client wants no response any more, or may have none: why.
+    fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<Ended>;
 
     /// Sends what comes before a response, unless the protocol has no form for it.
     async fn interim(&mut self, head: &ResponseHead<'_>) -> Result<(), Gone>;
@@ -188,8 +188,8 @@ async fn answer<I: Incoming, O: Outgoing>(
     let request = driver::Request { arrival, head, body };
     let from = From { local: shared.local, whose: whose(shared), is_encrypted: carrier.is_encrypted() };
     // For what is cancelled by now nothing is begun.
-    if out.poll_given_up(&mut Context::from_waker(Waker::noop())).is_ready() {
-        return Err(cancelled(shared));
+    if let Poll::Ready(ended) = out.poll_given_up(&mut Context::from_waker(Waker::noop())) {
+        return Err(given_up(shared, ended));
     }
     let answered = match message::answer_at_once(&shared.core, from, &request) {
         AtOnce::Answered(answered) => {
@@ -235,9 +235,12 @@ fn ended_with(end: message::End) -> Ended {
     })
 }
 
-fn cancelled(shared: &Shared) -> Ended {
-    shared.core.metrics.clients_gone_total.add(1);
-    Ended::Cancelled
+/// Counts a request that has no response because of its client.
+fn given_up(shared: &Shared, ended: Ended) -> Ended {
+    if matches!(ended, Ended::Cancelled) {
+        shared.core.metrics.clients_gone_total.add(1);
+    }
+    ended
 }
 
 /// Waits for a response, and sends those that come before it.
@@ -253,7 +256,7 @@ async fn wait<O: Outgoing>(
     let answered = loop {
         tokio::select! {
             biased;
-            () = poll_fn(|context| out.poll_given_up(context)) => return Err(cancelled(shared)),
+            ended = poll_fn(|context| out.poll_given_up(context)) => return Err(given_up(shared, ended)),
             Some(head) = interim.recv() => send_interim(shared, out, &head).await?,
             answered = &mut answer => break answered,
         }
@@ -417,7 +420,7 @@ impl<O: Outgoing> Content<'_, O> {
     async fn next(&mut self, http: &mut Body) -> Result<Bytes, Ended> {
         tokio::select! {
             piece = http.next() => piece.and_then(Result::ok).ok_or(Ended::Failed(Fault::Aborted)),
-            () = poll_fn(|context| self.out.poll_given_up(context)) => Err(Ended::Cancelled),
+            ended = poll_fn(|context| self.out.poll_given_up(context)) => Err(ended),
         }
     }
 
