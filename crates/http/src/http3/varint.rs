@@ -27,7 +27,7 @@ pub fn write(value: u64, out: &mut Vec<u8>) {
     }
 }
 
-/// The number of bytes that [`write`] appends.
+/// The number of bytes that [`write()`] appends.
 pub const fn written_len(value: u64) -> usize {
     match value {
         0..0x40 => 1,
