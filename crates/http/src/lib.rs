@@ -1,5 +1,5 @@
 #![deny(unsafe_code)]
-//! HTTP/1 without I/O: parsers, normalizer, serializer and cache arithmetic.
+//! HTTP without I/O: parsers, normalizer and serializer of HTTP/1, codec of HTTP/3, and cache arithmetic.
 //!
 //! Bytes and times come in as arguments; nothing here sees a socket, a clock or a random source.
 

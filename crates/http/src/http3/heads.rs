@@ -9,8 +9,8 @@ use crate::forward::{is_hop_by_hop, write_field};
 use crate::head::Method;
 use crate::parser::{HeadLimits, content_length};
 
-/// What a section may have by the measure of RFC 9114 §4.2.2, so that all that is within the limits by HTTP/1.1 is so by
-/// HTTP/3.
+/// What a section may have by the measure of RFC 9114 §4.2.2, so that all that is within the limits by HTTP/1.1 is so
+/// by HTTP/3.
 pub const fn max_field_section_size(limits: &HeadLimits) -> u64 {
     limits.head_bytes as u64 + limits.fields as u64 * FIELD_OVERHEAD
 }
@@ -48,8 +48,8 @@ pub struct Request {
 }
 
 impl Request {
-    /// Reads a request's field section. Of `limits` the number of fields is that of the lines written, where all cookies
-    /// make one.
+    /// Reads a request's field section. Of `limits` the number of fields is that of the lines written, where all
+    /// cookies make one.
     ///
     /// # Errors
     /// The section or the request is not sound, or beyond the limits.

@@ -3,8 +3,8 @@
 use super::error::ErrorCode;
 use super::varint;
 
-/// Reads the stream of a client's encoder after its type: it may say, and say again, that the dynamic table has no bytes
-/// (§4.3.1). There is nothing to insert into a table of no capacity (§3.2.3).
+/// Reads the stream of a client's encoder after its type: it may say, and say again, that the dynamic table has no
+/// bytes (§4.3.1). There is nothing to insert into a table of no capacity (§3.2.3).
 #[derive(Debug, Default)]
 pub struct EncoderStream {
     instructions: u64,

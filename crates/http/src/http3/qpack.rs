@@ -22,7 +22,7 @@ pub fn decode<E: From<HeadError>>(
 ) -> Result<(), E> {
     let mut input = Input { rest: section };
     input.prefix()?;
-    let (mut scratch, mut left) = (Vec::new(), max_size);
+    let (mut scratch, mut left) = (Vec::with_capacity(256), max_size);
     while let Some(first) = input.rest.first().copied() {
         left = left.checked_sub(FIELD_OVERHEAD).ok_or(HeadError::TooLarge)?;
         // Whatever does not refer to the static table refers to the dynamic one, before or after the base.
@@ -118,8 +118,8 @@ impl<'s> Input<'s> {
         Err(HeadError::Compression)
     }
 
-    /// RFC 7541 §5.2, by RFC 9204 §4.1.2: a string whose length is in the lowest `bits` of a byte; the next bit says that
-    /// it is coded.
+    /// RFC 7541 §5.2, by RFC 9204 §4.1.2: a string whose length is in the lowest `bits` of a byte; the next bit says
+    /// that it is coded.
     #[inline]
     fn string(&mut self, bits: u32) -> Result<Text<'s>, HeadError> {
         let is_coded = self.rest.first().is_some_and(|first| first >> bits & 1 == 1);

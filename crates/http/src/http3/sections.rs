@@ -63,11 +63,20 @@ pub fn read_trailers(section: &[u8], limits: &HeadLimits, out: &mut Vec<u8>) -> 
     if out.len() - before > limits.head_bytes as usize { Err(HeadError::TooLarge) } else { Ok(()) }
 }
 
+/// By byte: whether it can be in a name, which is a token (RFC 9110 §5.1) in lower case (§4.2).
+static IN_NAMES: [bool; 256] = {
+    let mut in_names = [false; 256];
+    let mut byte = 0;
+    while byte < in_names.len() {
+        in_names[byte] = is_token(byte as u8) && !(byte as u8).is_ascii_uppercase();
+        byte += 1;
+    }
+    in_names
+};
+
 /// Which field this is, if it is one of HTTP/3.
 pub(super) fn checked_field(name: &[u8], value: &[u8]) -> Result<FieldId, HeadError> {
-    // §4.2: in lower case, and a token (RFC 9110 §5.1).
-    let belongs = |byte: u8| is_token(byte) && !byte.is_ascii_uppercase();
-    if name.is_empty() || !name.iter().copied().all(belongs) || !is_sound(value) {
+    if name.is_empty() || !name.iter().all(|byte| IN_NAMES[usize::from(*byte)]) || !is_sound(value) {
         return Err(HeadError::Malformed);
     }
     let id = FieldId::from_name(name);
