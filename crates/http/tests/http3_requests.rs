@@ -309,7 +309,7 @@ fn what_fits_in_a_head_of_http_1_fits_here_and_nothing_larger() {
         Request::read(&fields, &HeadLimits { request_line_bytes, head_bytes, fields: 10 })
     };
     assert_eq!(read(request_line, head).unwrap().finish(Content::None).len(), head as usize);
-    assert_eq!(read(request_line - 1, head), Err(HeadError::TooLarge));
+    assert_eq!(read(request_line - 1, head), Err(HeadError::LongTarget));
     assert_eq!(read(request_line, head - 1), Err(HeadError::TooLarge));
 }
 

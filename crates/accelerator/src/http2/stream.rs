@@ -127,7 +127,7 @@ impl Outgoing for Answer {
             Fault::Aborted => Reason::INTERNAL_ERROR,
             // RFC 9113 §8.1.1.
             Fault::Malformed => Reason::PROTOCOL_ERROR,
-            Fault::Excessive | Fault::LargeHead => Reason::ENHANCE_YOUR_CALM,
+            Fault::Excessive | Fault::Unread(_) => Reason::ENHANCE_YOUR_CALM,
             Fault::Incomplete => Reason::CANCEL,
         };
         match &mut self.content {

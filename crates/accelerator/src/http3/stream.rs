@@ -108,7 +108,7 @@ impl Content {
     async fn request(mut self) -> Result<streams::Request<Self>, Ended> {
         let section = match self.next().await? {
             Next::Fields(section) => section,
-            Next::LongFields => return Err(Ended::Failed(Fault::LargeHead)),
+            Next::LongFields => return Err(Ended::Failed(Fault::Unread(431))),
             Next::Content => return Err(self.fail(ErrorCode::FrameUnexpected).into()),
             Next::End => {
                 self.both.fault.set(Some(ErrorCode::RequestIncomplete));
@@ -118,7 +118,8 @@ impl Content {
         let head = match Request::read(&section, &self.limits) {
             Ok(head) => head,
             Err(HeadError::Compression) => return Err(self.fail(ErrorCode::QpackDecompressionFailed).into()),
-            Err(HeadError::TooLarge) => return Err(Ended::Failed(Fault::LargeHead)),
+            Err(HeadError::TooLarge) => return Err(Ended::Failed(Fault::Unread(431))),
+            Err(HeadError::LongTarget) => return Err(Ended::Failed(Fault::Unread(414))),
             Err(HeadError::Malformed) => return Err(Ended::Failed(Fault::Malformed)),
         };
         drop(section);
@@ -411,7 +412,7 @@ impl Outgoing for Answer {
         let why = match fault {
             Fault::Aborted => ErrorCode::InternalError,
             Fault::Malformed => ErrorCode::MessageError,
-            Fault::Excessive | Fault::LargeHead => ErrorCode::ExcessiveLoad,
+            Fault::Excessive | Fault::Unread(_) => ErrorCode::ExcessiveLoad,
             Fault::Incomplete => ErrorCode::RequestIncomplete,
         };
         // The client may have stopped it.

@@ -105,8 +105,8 @@ pub(crate) enum Fault {
     Malformed,
     /// The client asks for too much.
     Excessive,
-    /// The request's head is larger than may be.
-    LargeHead,
+    /// The request's head cannot be read, which is answered with this status.
+    Unread(u16),
     /// The request did not come whole in time.
     Incomplete,
 }
@@ -134,7 +134,7 @@ pub(crate) fn begin<I: Incoming, O: Outgoing>(
         let shared = &open.0;
         let answered = match request.await {
             Ok(request) => answer(shared, request, &mut out).await,
-            Err(Ended::Failed(Fault::LargeHead)) => refuse(shared, &mut out, 431).await,
+            Err(Ended::Failed(Fault::Unread(status))) => refuse(shared, &mut out, status).await,
             Err(ended) => Err(ended),
         };
         match answered {
@@ -147,7 +147,7 @@ pub(crate) fn begin<I: Incoming, O: Outgoing>(
             Err(Ended::Connection(end)) => shared.streams.end(end),
             Err(Ended::Failed(fault)) => {
                 match fault {
-                    Fault::Aborted | Fault::LargeHead => {}
+                    Fault::Aborted | Fault::Unread(_) => {}
                     Fault::Malformed | Fault::Excessive => shared.refused(),
                     Fault::Incomplete => {
                         shared.core.metrics.header_timeouts_total.add(1);

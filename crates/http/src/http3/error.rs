@@ -80,6 +80,9 @@ pub enum HeadError {
     /// RFC 9114 §4.2.2: larger than the limits allow. Answered 431, or the stream ends.
     #[error("a field section that is too large")]
     TooLarge,
+    /// RFC 9110 §15.5.15: the request line would be longer than the limits allow. Answered 414, or the stream ends.
+    #[error("a target that is too long")]
+    LongTarget,
     /// RFC 9114 §4.1.2: the stream ends.
     #[error("a malformed message")]
     Malformed,
@@ -90,7 +93,7 @@ impl HeadError {
     pub const fn code(self) -> ErrorCode {
         match self {
             Self::Compression => ErrorCode::QpackDecompressionFailed,
-            Self::TooLarge => ErrorCode::ExcessiveLoad,
+            Self::TooLarge | Self::LongTarget => ErrorCode::ExcessiveLoad,
             Self::Malformed => ErrorCode::MessageError,
         }
     }

@@ -213,7 +213,7 @@ impl<'l> Reader<'l> {
             self.head.extend_from_slice(part);
         }
         if self.head.len() > self.limits.request_line_bytes as usize {
-            return Err(HeadError::TooLarge);
+            return Err(HeadError::LongTarget);
         }
         self.host_at = self.head.len();
         if let Some(authority) = authority {
