@@ -13,6 +13,7 @@ use tidegate_core::hooks::Slow;
 use tidegate_http::Version;
 use tidegate_http::http3::{ErrorCode, max_field_section_size, varint, write_goaway, write_settings};
 use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
 
 use crate::data_core::DataCore;
 use crate::data_core::client::Introduced;
@@ -330,6 +331,7 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
         return ErrorCode::ClosedCriticalStream;
     }
     let mut leaving = Leaving::No;
+    let mut said = Instant::now();
     // The id of the request after the last one.
     let mut next_request = 0;
     let mut before = None;
@@ -342,7 +344,7 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
             Some(End::Reset) => return ErrorCode::GeneralProtocolError,
             Some(End::Closed) => return ErrorCode::NoError,
             Some(End::LastStreams) if leaving < Leaving::Announced => {
-                leaving = Leaving::Announced;
+                (leaving, said) = (Leaving::Announced, Instant::now());
                 go_away(&mut control, next_request).await;
             }
             _ => {}
@@ -383,7 +385,7 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
             () = streams.changed() => {}
             // The client learns at once that it is to go elsewhere (§5.2).
             () = core.drained(), if leaving == Leaving::No => {
-                leaving = Leaving::Soon;
+                (leaving, said) = (Leaving::Soon, Instant::now());
                 go_away(&mut control, last_id()).await;
             }
             () = core.drain_is_over() => return ErrorCode::NoError,
@@ -405,12 +407,12 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
                 Err(error) => return broken(connection, &error),
             },
             // What was on its way when the client learned of the end is here by now.
-            () = tokio::time::sleep(AFTERTHOUGHTS), if leaving > Leaving::No && streams.open() == 0 => {
-                if leaving == Leaving::Announced {
-                    return ErrorCode::NoError;
-                }
-                leaving = Leaving::Announced;
+            () = sleep_until(said + AFTERTHOUGHTS), if leaving == Leaving::Soon => {
+                (leaving, said) = (Leaving::Announced, Instant::now());
                 go_away(&mut control, next_request).await;
+            }
+            () = sleep_until(said + AFTERTHOUGHTS), if leaving == Leaving::Announced && streams.open() == 0 => {
+                return ErrorCode::NoError;
             }
         }
     }
