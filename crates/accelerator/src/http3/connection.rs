@@ -28,7 +28,7 @@ const MOMENT: Duration = Duration::from_millis(100);
 /// How long a connection stays after the announcement of its end, for what the client had sent by then.
 const AFTERTHOUGHTS: Duration = Duration::from_millis(100);
 /// Frames that ask for nothing which a connection may bring: so many in any case, and more for each stream and for each
-/// KiB that is sent to it.
+/// KiB of content, whichever way it goes.
 const IDLE_FRAMES: u64 = 1000;
 const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
 /// For each so many milliseconds it may bring one more.
@@ -43,8 +43,8 @@ const MOST_UNSENT_BYTES: u64 = 1024 * 1024;
 const LEAST_UNSENT_BYTES: u64 = 32 * 1024;
 
 /// Frames that ask for nothing which a connection may have brought by now.
-fn borne(streams: u64, sent_bytes: u64, stayed_ms: u64) -> u64 {
-    IDLE_FRAMES + streams * IDLE_FRAMES_OF_A_STREAM + sent_bytes / 1024 + stayed_ms / IDLE_FRAMES_MS
+fn borne(streams: u64, moved_bytes: u64, stayed_ms: u64) -> u64 {
+    IDLE_FRAMES + streams * IDLE_FRAMES_OF_A_STREAM + moved_bytes / 1024 + stayed_ms / IDLE_FRAMES_MS
 }
 
 /// An error's code as QUIC has it.
@@ -73,6 +73,8 @@ pub(super) struct Connection {
     /// Frames of its streams that ask for nothing, and how many of those are requests.
     idle: Cell<u64>,
     requests: Cell<u64>,
+    /// Bytes of content that it has brought.
+    content_bytes: Cell<u64>,
     is_flood: Cell<bool>,
     /// The client has broken the protocol.
     has_failed: Cell<bool>,
@@ -103,6 +105,7 @@ impl Connection {
             opened: Opened::default(),
             idle: Cell::new(0),
             requests: Cell::new(0),
+            content_bytes: Cell::new(0),
             is_flood: Cell::new(false),
             has_failed: Cell::new(false),
             deadline_ms: Cell::new(u64::MAX),
@@ -125,10 +128,15 @@ impl Connection {
         self.idle.set(self.idle.get() + frames);
     }
 
-    /// Bytes that have gone out, but for those that were lost.
-    pub(super) fn sent_bytes(&self) -> u64 {
+    /// So much of a request's content has come.
+    pub(super) fn brought(&self, bytes: usize) {
+        self.content_bytes.set(self.content_bytes.get() + bytes as u64);
+    }
+
+    /// Bytes that have gone out, but for those that were lost, and datagrams that have come.
+    pub(super) fn moved(&self) -> (u64, u64) {
         let stats = self.quic.stats();
-        stats.udp_tx.bytes.saturating_sub(stats.path.lost_bytes)
+        (stats.udp_tx.bytes.saturating_sub(stats.path.lost_bytes), stats.udp_rx.datagrams)
     }
 
     /// Waits until it is to be looked at how much the client has taken.
@@ -161,7 +169,8 @@ impl Connection {
             frames.streams_blocked_uni,
         ];
         let stayed_ms = self.core.clock.elapsed_ms() - self.began_ms;
-        idle.iter().sum::<u64>() > borne(self.requests.get(), stats.udp_tx.bytes, stayed_ms)
+        let moved_bytes = stats.udp_tx.bytes + self.content_bytes.get();
+        idle.iter().sum::<u64>() > borne(self.requests.get(), moved_bytes, stayed_ms)
     }
 }
 

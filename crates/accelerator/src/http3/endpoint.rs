@@ -186,7 +186,10 @@ impl DataCore {
             Some(None) => return incoming.refuse(),
             met => met.flatten(),
         };
-        let Ok(connecting) = incoming.accept_with(config) else { return };
+        let Ok(connecting) = incoming.accept_with(config) else {
+            self.metrics.tls_handshakes_failed_total.add(1);
+            return;
+        };
         let (core, sockets) = (Rc::clone(self), Arc::clone(sockets));
         tokio::task::spawn_local(async move {
             let limit = core.plan().limits.header_timeout;

@@ -16,8 +16,10 @@ use tidegate_http::{FieldId, HeadLimits, Method, ResponseHead};
 
 use crate::http3::connection::{Connection, code};
 use crate::http3::frames::{self, Frames};
-use crate::streams::{self, Carrier, Ended, Fault, Gone, Incoming, Outgoing, Shared};
+use crate::streams::{self, Carrier, End, Ended, Fault, Gone, Incoming, Outgoing, Shared};
 
+/// A client of which nothing has come for so long is gone.
+const SILENCE_MS: u64 = 5000;
 /// Bytes of content that are handed on at once.
 const PIECE_BYTES: u64 = 64 * 1024;
 
@@ -261,6 +263,7 @@ impl Incoming for Content {
             Ok(piece) => piece,
             Err(gone) => return Some(Err(gone)),
         };
+        self.connection.brought(piece.len());
         if let Some(promised) = &mut self.promised {
             match promised.checked_sub(piece.len() as u64) {
                 Some(left) => *promised = left,
@@ -385,8 +388,9 @@ impl Outgoing for Answer {
         let clock = &shared.core.clock;
         let _awaited = connection.debts().owes();
         let mut allowance = streams::of_responses(shared);
-        let mut moved_bytes = None;
         let mut since_ms = clock.elapsed_ms();
+        let mut heard_ms = since_ms;
+        let (mut sent_bytes, mut heard) = connection.moved();
         loop {
             tokio::select! {
                 biased;
@@ -395,12 +399,21 @@ impl Outgoing for Answer {
                     Ok(None) | Err(_) => Ok(()),
                 },
                 () = connection.looked_at() => {
-                    let (now_ms, all_bytes) = (clock.elapsed_ms(), connection.sent_bytes());
+                    let (now_ms, (all_bytes, datagrams)) = (clock.elapsed_ms(), connection.moved());
                     allowance.spend(now_ms - since_ms);
-                    allowance.earn(all_bytes - moved_bytes.unwrap_or(all_bytes).min(all_bytes));
-                    (since_ms, moved_bytes) = (now_ms, Some(all_bytes));
-                    if allowance.left_ms() == Some(0) {
-                        return Err(Ended::TooSlow);
+                    allowance.earn(all_bytes.saturating_sub(sent_bytes));
+                    (since_ms, sent_bytes) = (now_ms, all_bytes);
+                    if datagrams != heard {
+                        (heard, heard_ms) = (datagrams, now_ms);
+                    }
+                    match allowance.left_ms() {
+                        // It is not slow, but gone: who acknowledges nothing may have no network any more.
+                        Some(0) if now_ms - heard_ms > SILENCE_MS => {
+                            shared.core.metrics.clients_gone_total.add(1);
+                            return Err(Ended::Connection(End::Closed));
+                        }
+                        Some(0) => return Err(Ended::TooSlow),
+                        _ => {}
                     }
                 }
             }
