@@ -47,6 +47,11 @@ fn borne(streams: u64, moved_bytes: u64, stayed_ms: u64) -> u64 {
     IDLE_FRAMES + streams * IDLE_FRAMES_OF_A_STREAM + moved_bytes / 1024 + stayed_ms / IDLE_FRAMES_MS
 }
 
+/// An address of IPv4 as such, also where a socket of IPv6 has it.
+pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
+}
+
 /// An error's code as QUIC has it.
 pub(super) fn code(error: ErrorCode) -> VarInt {
     VarInt::from_u64(error.code()).unwrap_or(VarInt::MAX)
@@ -76,6 +81,8 @@ pub(super) struct Connection {
     /// Bytes of content that it has brought.
     content_bytes: Cell<u64>,
     is_flood: Cell<bool>,
+    /// Where it is among those of its core.
+    number: Cell<usize>,
     /// The client has broken the protocol.
     has_failed: Cell<bool>,
     /// When it will have been idle for too long, on the core's clock.
@@ -107,6 +114,7 @@ impl Connection {
             requests: Cell::new(0),
             content_bytes: Cell::new(0),
             is_flood: Cell::new(false),
+            number: Cell::new(0),
             has_failed: Cell::new(false),
             deadline_ms: Cell::new(u64::MAX),
             is_shed: Cell::new(false),
@@ -210,15 +218,21 @@ impl Connections {
         self.all.borrow().len()
     }
 
+    /// Others have their part of the room when they are looked at, this one at once.
     fn add(&self, connection: &Rc<Connection>) {
-        self.all.borrow_mut().push(Rc::clone(connection));
-        self.share_room();
+        let mut all = self.all.borrow_mut();
+        connection.number.set(all.len());
+        all.push(Rc::clone(connection));
+        drop(all);
+        connection.quic.set_send_window(self.room());
     }
 
-    fn remove(&self, connection: &Rc<Connection>) {
+    fn remove(&self, connection: &Connection) {
         let mut all = self.all.borrow_mut();
-        if let Some(at) = all.iter().position(|known| Rc::ptr_eq(known, connection)) {
-            all.swap_remove(at);
+        let number = connection.number.get();
+        all.swap_remove(number);
+        if let Some(moved) = all.get(number) {
+            moved.number.set(number);
         }
     }
 
@@ -226,13 +240,6 @@ impl Connections {
     fn room(&self) -> u64 {
         let count = self.len().max(1) as u64;
         (UNSENT_BYTES / count).clamp(LEAST_UNSENT_BYTES, MOST_UNSENT_BYTES)
-    }
-
-    /// The last one has its part at once, the others when they are looked at.
-    fn share_room(&self) {
-        if let Some(last) = self.all.borrow().last() {
-            last.quic.set_send_window(self.room());
-        }
     }
 
     /// Ends those whose deadline has passed, and has the others look at how they are getting on.
@@ -249,7 +256,7 @@ impl Connections {
             if looks {
                 connection.quic.set_send_window(room);
                 connection.look.notify_waiters();
-                let address = connection.quic.remote_address().ip();
+                let address = connection.quic.remote_address().ip().to_canonical();
                 if address != connection.ends.peer.ip() && connection.core.ignores(address) {
                     // It has moved to where it would not have been let in.
                     connection.quic.close(code(ErrorCode::NoError), b"");
@@ -269,8 +276,9 @@ impl Connections {
         }
         let is_busy = |connection: &&Rc<Connection>| connection.deadline_ms.get() == u64::MAX;
         for Connection { quic, ends, .. } in self.all.borrow().iter().filter(is_busy).map(|it| &**it) {
-            let local = SocketAddr::new(quic.local_ip().unwrap_or(ends.local.ip()), ends.local.port());
-            if let Err(error) = ends.sockets.take_along(local, quic.remote_address()) {
+            let local_ip = quic.local_ip().map_or(ends.local.ip(), |ip| ip.to_canonical());
+            let local = SocketAddr::new(local_ip, ends.local.port());
+            if let Err(error) = ends.sockets.take_along(local, canonical(quic.remote_address())) {
                 tracing::debug!(client = %ends.peer, %error, "a connection stays behind");
             }
         }
@@ -377,11 +385,11 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
         tokio::select! {
             biased;
             () = connection.due.notified() => {
-                if connection.is_flood.get() {
-                    continue;
-                }
                 if connection.is_shed.get() {
                     return ErrorCode::ExcessiveLoad;
+                }
+                if core.clock.elapsed_ms() < connection.deadline_ms.get() {
+                    continue;
                 }
                 if streams.begun() == 0 {
                     core.metrics.header_timeouts_total.add(1);

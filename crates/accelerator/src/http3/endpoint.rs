@@ -15,7 +15,7 @@ use tidegate_core::{NodeId, Verdict};
 use tokio::task::JoinHandle;
 
 use crate::data_core::DataCore;
-use crate::http3::connection::{Connection, Ends, code, serve as serve_connection};
+use crate::http3::connection::{Connection, Ends, canonical, code, serve as serve_connection};
 use crate::http3::setup::Quic;
 use crate::http3::sockets::Sockets;
 use crate::http3::steering::Ids;
@@ -66,7 +66,7 @@ async fn accept(core: Rc<DataCore>, endpoint: Endpoint, sockets: Arc<Sockets>) {
     let Ok(bound) = endpoint.local_addr() else { return };
     while let Some(incoming) = endpoint.accept().await {
         let ip = incoming.local_ip().unwrap_or(bound.ip());
-        core.let_in(incoming, SocketAddr::new(ip, bound.port()), &sockets);
+        core.let_in(incoming, canonical(SocketAddr::new(ip, bound.port())), &sockets);
     }
 }
 
@@ -87,7 +87,7 @@ struct Greeting {
 impl Greeting {
     /// `None` if there are too many.
     fn new(core: &Rc<DataCore>, peer: SocketAddr) -> Option<Self> {
-        let network = match peer.ip().to_canonical() {
+        let network = match peer.ip() {
             IpAddr::V4(address) => address.to_bits().into(),
             IpAddr::V6(address) => address.to_bits() >> 64 << 64,
         };
@@ -150,7 +150,7 @@ impl Drop for Met {
 impl DataCore {
     /// Decides on a client's first datagram, whose source may be forged.
     fn let_in(self: &Rc<Self>, incoming: Incoming, local: SocketAddr, sockets: &Arc<Sockets>) {
-        let peer = incoming.remote_address();
+        let peer = canonical(incoming.remote_address());
         let Some(Quic(config)) = self.with_plan(|plan| plan.quic.clone()) else { return incoming.refuse() };
         if self.ignores(peer.ip()) {
             self.metrics.connections_policed_total.add(1);
