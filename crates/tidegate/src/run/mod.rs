@@ -394,8 +394,9 @@ fn listening(engine: &Engine, settings: &Settings) -> impl Iterator<Item = Strin
 }
 
 fn announce(engine: &Engine, settings: &Settings, admin: &admin::Prepared, gatekeeper: &Gatekeeper) {
-    for listener in listening(engine, settings) {
-        tracing::info!("listening on {listener}");
+    for (url, listener) in listening(engine, settings).zip(&settings.listeners) {
+        let more = if listener.http3 { ", by HTTP/3 too" } else { "" };
+        tracing::info!("listening on {url}{more}");
     }
     let most = rustix::process::getrlimit(rustix::process::Resource::Nofile).current.unwrap_or(u64::MAX);
     if settings.limits.connections as u64 >= most {
