@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,8 +34,10 @@ const IDLE_FRAMES: u64 = 1000;
 const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
 /// For each so many milliseconds it may bring one more.
 const IDLE_FRAMES_MS: u64 = 100;
-/// Bytes of a datagram for each frame of a stream in it, below which there is less content than work.
-const SMALL_BYTES: u64 = 64;
+/// Frames of streams that a datagram may bring before there is more work in it than content.
+const STREAM_FRAMES: u64 = 4;
+/// Idle connections of a core that go on being heard for a moment once another process has the socket.
+const IDLE_TAKEN_ALONG: usize = 512;
 /// How often it is looked at what clients take and bring.
 const LOOK_MS: u64 = 1000;
 /// Bytes of responses that wait for clients, for all connections of a core, and for one of them.
@@ -58,6 +61,7 @@ pub(super) fn code(error: ErrorCode) -> VarInt {
 }
 
 /// Between whom a connection was made.
+#[derive(Clone)]
 pub(super) struct Ends {
     pub local: SocketAddr,
     pub peer: SocketAddr,
@@ -160,7 +164,7 @@ impl Connection {
             self.idle.get(),
             // More of them than there was to acknowledge, and content in bytes.
             frames.acks.saturating_sub(stats.udp_tx.datagrams),
-            frames.stream.saturating_sub(stats.udp_rx.bytes / SMALL_BYTES),
+            frames.stream.saturating_sub(stats.udp_rx.datagrams * STREAM_FRAMES),
             frames.ping,
             frames.crypto,
             frames.path_challenge,
@@ -274,13 +278,18 @@ impl Connections {
         for server in servers {
             server.sockets.part();
         }
-        let is_busy = |connection: &&Rc<Connection>| connection.deadline_ms.get() == u64::MAX;
-        for Connection { quic, ends, .. } in self.all.borrow().iter().filter(is_busy).map(|it| &**it) {
-            let local_ip = quic.local_ip().map_or(ends.local.ip(), |ip| ip.to_canonical());
-            let local = SocketAddr::new(local_ip, ends.local.port());
-            if let Err(error) = ends.sockets.take_along(local, canonical(quic.remote_address())) {
-                tracing::debug!(client = %ends.peer, %error, "a connection stays behind");
+        let take_along = |Ends { local, peer, sockets }: &Ends, now: SocketAddr| {
+            if let Err(error) = sockets.take_along(*local, now) {
+                tracing::debug!(client = %peer, %error, "a connection stays behind");
             }
+        };
+        self.greetings.for_each(|ends| take_along(ends, ends.peer));
+        let all = self.all.borrow();
+        let is_busy = |connection: &&Rc<Connection>| connection.deadline_ms.get() == u64::MAX;
+        let (busy, idle): (Vec<_>, Vec<_>) = all.iter().partition(is_busy);
+        // Of those that are idle some have sent a request by now; the others make theirs elsewhere.
+        for connection in busy.into_iter().chain(idle.into_iter().take(IDLE_TAKEN_ALONG)) {
+            take_along(&connection.ends, canonical(connection.quic.remote_address()));
         }
     }
 
@@ -347,6 +356,7 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
     if !say(&mut control, &settings).await {
         return ErrorCode::ClosedCriticalStream;
     }
+    let mut stopped = pin!(control.stopped());
     let mut leaving = Leaving::No;
     let mut said = Instant::now();
     // The id of the request after the last one.
@@ -419,6 +429,8 @@ async fn run(connection: &Rc<Connection>, shared: &Rc<Shared>) -> ErrorCode {
                 }
                 Err(error) => return broken(connection, &error),
             },
+            // This stream has to stay (§6.2.1); whatever else ends it ends the connection anyway.
+            _ = &mut stopped => return ErrorCode::ClosedCriticalStream,
             stream = quic.accept_uni() => match stream {
                 Ok(stream) => drop(tokio::task::spawn_local(control::read(Rc::clone(connection), stream))),
                 Err(error) => return broken(connection, &error),

@@ -76,36 +76,48 @@ pub(super) struct Greetings {
     all: Cell<usize>,
     /// How many have an address of a network; none is there without one.
     of: RefCell<HashMap<u128, usize, RandomState>>,
+    ends: RefCell<HashMap<u64, Ends, RandomState>>,
+    next: Cell<u64>,
+}
+
+impl Greetings {
+    pub(super) fn for_each(&self, f: impl FnMut(&Ends)) {
+        self.ends.borrow().values().for_each(f);
+    }
 }
 
 /// One of them.
 struct Greeting {
     core: Rc<DataCore>,
     network: u128,
+    number: u64,
 }
 
 impl Greeting {
     /// `None` if there are too many.
-    fn new(core: &Rc<DataCore>, peer: SocketAddr) -> Option<Self> {
-        let network = match peer.ip() {
+    fn new(core: &Rc<DataCore>, ends: &Ends) -> Option<Self> {
+        let network = match ends.peer.ip() {
             IpAddr::V4(address) => address.to_bits().into(),
             IpAddr::V6(address) => address.to_bits() >> 64 << 64,
         };
-        let Greetings { all, of } = &core.http3.greetings;
+        let Greetings { all, of, ends: known, next } = &core.http3.greetings;
         let mut of = of.borrow_mut();
         let count = of.get(&network).copied().unwrap_or(0);
         (all.get() < GREETING_IN_ALL && count < GREETING_OF_ONE).then(|| {
             all.set(all.get() + 1);
             of.insert(network, count + 1);
-            Self { core: Rc::clone(core), network }
+            let number = next.replace(next.get() + 1);
+            known.borrow_mut().insert(number, ends.clone());
+            Self { core: Rc::clone(core), network, number }
         })
     }
 }
 
 impl Drop for Greeting {
     fn drop(&mut self) {
-        let Greetings { all, of } = &self.core.http3.greetings;
+        let Greetings { all, of, ends, .. } = &self.core.http3.greetings;
         all.set(all.get() - 1);
+        ends.borrow_mut().remove(&self.number);
         if let Entry::Occupied(mut count) = of.borrow_mut().entry(self.network) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -167,7 +179,8 @@ impl DataCore {
             // A client that has been asked before is not asked again.
             return incoming.retry().unwrap_or_else(|error| error.into_incoming().refuse());
         }
-        let Some(greeting) = Greeting::new(self, peer) else { return incoming.refuse() };
+        let ends = Ends { local, peer, sockets: Arc::clone(sockets) };
+        let Some(greeting) = Greeting::new(self, &ends) else { return incoming.refuse() };
         if !self.has_room(peer) {
             return incoming.refuse();
         }
@@ -190,7 +203,7 @@ impl DataCore {
             self.metrics.tls_handshakes_failed_total.add(1);
             return;
         };
-        let (core, sockets) = (Rc::clone(self), Arc::clone(sockets));
+        let core = Rc::clone(self);
         tokio::task::spawn_local(async move {
             let limit = core.plan().limits.header_timeout;
             let Ok(Ok(quic)) = tokio::time::timeout(limit, connecting).await else {
@@ -203,7 +216,6 @@ impl DataCore {
             let Some(met) = met.or_else(|| Met::new(&core, peer)) else {
                 return quic.close(code(ErrorCode::NoError), b"");
             };
-            let ends = Ends { local, peer, sockets };
             serve_connection(Rc::new(Connection::new(&core, quic, ends, met.place))).await;
             mem::drop(place);
         });

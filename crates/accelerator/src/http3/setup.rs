@@ -1,13 +1,11 @@
 //! What connections are accepted with: TLS, windows and times.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use quinn::crypto::rustls::{NoInitialCipherSuite, QuicServerConfig};
-use quinn::{IdleTimeout, ServerConfig, TransportConfig, VarInt};
+use quinn::{ServerConfig, TransportConfig, VarInt};
 use rustls::ServerConfig as TlsConfig;
 
-use crate::settings::Limits;
 use crate::streams::{CONNECTION_WINDOW_BYTES, STREAM_WINDOW_BYTES, STREAMS};
 
 /// HTTP/3, as clients name it in the handshake (RFC 9114 §3.1).
@@ -18,8 +16,9 @@ const STREAMS_ONE_WAY: u32 = 8;
 const UNSEEN: usize = 256;
 const UNSEEN_BYTES: u64 = 16 * 1024;
 const UNSEEN_BYTES_IN_ALL: u64 = 1024 * 1024;
-/// How long before QUIC gives a silent client up it is told that its connection ends.
-const NOTICE: Duration = Duration::from_secs(5);
+/// For how long nothing may come on a connection (RFC 9000 §10.1). It is long because a request may wait for its response in
+/// silence (RFC 9114 §5.1); those without requests end much sooner.
+const SILENCE_MS: VarInt = VarInt::from_u32(3_600_000);
 /// Bytes of TLS that come out of order (RFC 9000 §7.5).
 const CRYPTO_BYTES: usize = 16 * 1024;
 
@@ -29,11 +28,7 @@ pub(crate) struct Quic(pub Arc<ServerConfig>);
 
 impl Quic {
     /// `before` has what was used with earlier settings of this process.
-    pub(crate) fn new(
-        tls: &TlsConfig,
-        limits: &Limits,
-        before: Option<&Self>,
-    ) -> Result<Self, NoInitialCipherSuite> {
+    pub(crate) fn new(tls: &TlsConfig, before: Option<&Self>) -> Result<Self, NoInitialCipherSuite> {
         let mut tls = tls.clone();
         tls.alpn_protocols = vec![ALPN_HTTP3.to_vec()];
         // A first flight of data can be repeated by whoever has seen it (RFC 8446 §8).
@@ -48,7 +43,7 @@ impl Quic {
             None => ServerConfig::with_crypto(crypto),
         };
         config
-            .transport_config(Arc::new(transport(limits)))
+            .transport_config(Arc::new(transport()))
             .max_incoming(UNSEEN)
             .incoming_buffer_size(UNSEEN_BYTES)
             .incoming_buffer_size_total(UNSEEN_BYTES_IN_ALL);
@@ -62,16 +57,14 @@ impl std::fmt::Debug for Quic {
     }
 }
 
-fn transport(limits: &Limits) -> TransportConfig {
+fn transport() -> TransportConfig {
     let mut transport = TransportConfig::default();
-    // Whoever says nothing at all is gone; what a connection is idle for is the connection's own affair.
-    let silence = limits.keep_alive_timeout.max(limits.header_timeout) + NOTICE;
     transport
         .max_concurrent_bidi_streams(STREAMS.into())
         .max_concurrent_uni_streams(STREAMS_ONE_WAY.into())
         .stream_receive_window(STREAM_WINDOW_BYTES.into())
         .receive_window(CONNECTION_WINDOW_BYTES.into())
-        .max_idle_timeout(Some(IdleTimeout::try_from(silence).unwrap_or(VarInt::MAX.into())))
+        .max_idle_timeout(Some(SILENCE_MS.into()))
         .crypto_buffer_size(CRYPTO_BYTES)
         .datagram_receive_buffer_size(None);
     transport

@@ -80,8 +80,9 @@ impl AsyncUdpSocket for Sockets {
         let mut reading = self.reading();
         for socket in &reading.own {
             match socket.poll_recv(context, buffers, meta) {
-                // The client's host has nobody there any more, which its connection will find out.
-                Poll::Ready(Err(_)) | Poll::Pending => {}
+                // The client's host has nobody there any more, which its connection will find out. There may be more.
+                Poll::Ready(Err(_)) => context.waker().wake_by_ref(),
+                Poll::Pending => {}
                 received => return received,
             }
         }

@@ -18,8 +18,8 @@ use crate::http3::connection::{Connection, code};
 use crate::http3::frames::{self, Frames};
 use crate::streams::{self, Carrier, End, Ended, Fault, Gone, Incoming, Outgoing, Shared};
 
-/// A client of which nothing has come for so long is gone.
-const SILENCE_MS: u64 = 5000;
+/// A client of which nothing has come for so long while it has something to take is gone.
+const GONE_MS: u64 = 30_000;
 /// Bytes of content that are handed on at once.
 const PIECE_BYTES: u64 = 64 * 1024;
 
@@ -51,7 +51,8 @@ pub(super) fn begin(shared: &Rc<Shared>, connection: &Rc<Connection>, send: Send
         limits: shared.core.with_plan(|plan| plan.limits.head),
         part: Part::Nothing,
         left: 0,
-        section: Bytes::new(),
+        section: Vec::new(),
+        has_head: false,
         promised: None,
         trailers: None,
     };
@@ -76,7 +77,9 @@ struct Content {
     /// Bytes to come of it.
     left: u64,
     /// Its fields, as far as they are there.
-    section: Bytes,
+    section: Vec<u8>,
+    /// The request's head is there.
+    has_head: bool,
     /// Bytes to come of what `Content-Length` announces.
     promised: Option<u64>,
     /// The trailer fields as lines, once they have come.
@@ -99,7 +102,7 @@ enum Next {
     /// There is some of it, to be taken from the frames.
     Content,
     /// All of a field section.
-    Fields(Bytes),
+    Fields(Vec<u8>),
     /// A field section longer than may be.
     LongFields,
     End,
@@ -111,8 +114,8 @@ impl Content {
         let section = match self.next().await? {
             Next::Fields(section) => section,
             Next::LongFields => return Err(Ended::Failed(Fault::Unread(431))),
-            Next::Content => return Err(self.fail(ErrorCode::FrameUnexpected).into()),
-            Next::End => {
+            // Content before a head is none.
+            Next::Content | Next::End => {
                 self.both.fault.set(Some(ErrorCode::RequestIncomplete));
                 return Err(Ended::Failed(Fault::Malformed));
             }
@@ -125,6 +128,7 @@ impl Content {
             Err(HeadError::Malformed) => return Err(Ended::Failed(Fault::Malformed)),
         };
         drop(section);
+        self.has_head = true;
         let RequestFacts { method, content_length, expects_continue, .. } = head.facts();
         self.promised = content_length;
         let has_content = match content_length {
@@ -185,10 +189,7 @@ impl Content {
                 part => {
                     let piece = self.payload().await?;
                     if part == Part::Fields {
-                        self.section = match self.section.is_empty() {
-                            true => piece,
-                            false => [&*self.section, &*piece].concat().into(),
-                        };
+                        self.section.extend_from_slice(&piece);
                     }
                 }
             }
@@ -203,7 +204,8 @@ impl Content {
                 return Err(self.fail(ErrorCode::FrameUnexpected));
             }
             frame_type::HEADERS => Part::Fields,
-            frame_type::DATA => Part::Content,
+            frame_type::DATA if self.has_head => Part::Content,
+            frame_type::DATA => return Err(self.fail(ErrorCode::FrameUnexpected)),
             frame_type::CANCEL_PUSH
             | frame_type::SETTINGS
             | frame_type::PUSH_PROMISE
@@ -400,20 +402,19 @@ impl Outgoing for Answer {
                 },
                 () = connection.looked_at() => {
                     let (now_ms, (all_bytes, datagrams)) = (clock.elapsed_ms(), connection.moved());
-                    allowance.spend(now_ms - since_ms);
-                    allowance.earn(all_bytes.saturating_sub(sent_bytes));
-                    (since_ms, sent_bytes) = (now_ms, all_bytes);
+                    // One that is not heard of is not slow: it may have no network for a moment.
                     if datagrams != heard {
+                        allowance.spend(now_ms - since_ms);
+                        allowance.earn(all_bytes.saturating_sub(sent_bytes));
                         (heard, heard_ms) = (datagrams, now_ms);
                     }
-                    match allowance.left_ms() {
-                        // It is not slow, but gone: who acknowledges nothing may have no network any more.
-                        Some(0) if now_ms - heard_ms > SILENCE_MS => {
-                            shared.core.metrics.clients_gone_total.add(1);
-                            return Err(Ended::Connection(End::Closed));
-                        }
-                        Some(0) => return Err(Ended::TooSlow),
-                        _ => {}
+                    (since_ms, sent_bytes) = (now_ms, all_bytes);
+                    if allowance.left_ms() == Some(0) {
+                        return Err(Ended::TooSlow);
+                    }
+                    if now_ms - heard_ms > GONE_MS {
+                        shared.core.metrics.clients_gone_total.add(1);
+                        return Err(Ended::Connection(End::Closed));
                     }
                 }
             }

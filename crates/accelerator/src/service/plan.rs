@@ -147,7 +147,7 @@ impl Plan {
         let quic = tls
             .as_deref()
             .filter(|_| has_http3)
-            .map(|tls| Quic::new(tls, &settings.limits, before_quic))
+            .map(|tls| Quic::new(tls, before_quic))
             .transpose()
             .map_err(|error| CertificateError::Make(error.to_string()))?;
         let compression =
