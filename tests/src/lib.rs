@@ -9,6 +9,7 @@ mod certificate;
 mod client;
 pub mod http2;
 pub mod http2_origin;
+pub mod http3;
 mod message;
 mod origin;
 mod pages;

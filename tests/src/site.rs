@@ -20,9 +20,19 @@ pub struct Site {
 impl Site {
     /// With these certificates, in files of these names and in this order.
     pub fn start(builder: Builder, certificates: &[(&str, &Certificate)]) -> Self {
+        Self::listening(builder, certificates, "")
+    }
+
+    /// The same, and it speaks HTTP/3 at the UDP port of the same number.
+    pub fn with_http3(builder: Builder, certificates: &[(&str, &Certificate)]) -> Self {
+        Self::listening(builder, certificates, "http3 = true\n")
+    }
+
+    /// With further lines of the listener's table.
+    fn listening(builder: Builder, certificates: &[(&str, &Certificate)], lines: &str) -> Self {
         let address = SocketAddr::from(([127, 0, 0, 1], free_port()));
         let files = tempfile::tempdir().unwrap();
-        let mut tables = format!("[[listen]]\naddress = \"{address}\"\nprotocol = \"https\"\n");
+        let mut tables = format!("[[listen]]\naddress = \"{address}\"\nprotocol = \"https\"\n{lines}");
         for (name, certificate) in certificates {
             certificate.write(files.path(), name);
             let path = files.path().join(name);

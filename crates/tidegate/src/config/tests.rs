@@ -566,6 +566,50 @@ fn proxy_protocol_needs_somebody_who_may_send_headers() {
 }
 
 #[test]
+fn http3_is_for_https_without_a_balancer() {
+    let listen = |lines: &str| format!("[[listen]]\naddress = \":443\"\n{lines}http3 = true\n");
+    let only_https = "listen.http3: only protocol = \"https\" has it";
+    assert_eq!(errors(&listen("")), [format!("t.toml:3:9: {only_https}")]);
+    for protocol in ["http", "dhttp", "trickles"] {
+        let text = listen(&format!("protocol = \"{protocol}\"\n")).replace("443", "8443");
+        assert_eq!(errors(&text), [format!("t.toml:4:9: {only_https}")], "{protocol}");
+    }
+    let by_balancer = format!(
+        "trusted_proxies = [\"192.0.2.1\"]\n{}",
+        listen("protocol = \"https\"\nproxy_protocol = true\n")
+    );
+    let expected = "t.toml:6:9: listen.http3: a balancer's PROXY header comes by TCP alone; leave out `http3`, or \
+                    `proxy_protocol`";
+    assert_eq!(errors(&by_balancer), [expected]);
+    let https = listen("protocol = \"https\"\n");
+    assert!(accepted(&https).settings.listeners[0].http3);
+    assert!(!accepted(&https.replace("true", "false")).settings.listeners[0].http3);
+    assert!(errors(&listen("").replace("true", "false")).is_empty());
+}
+
+#[test]
+fn http3_needs_its_udp_port_for_itself() {
+    let beside = |other: &str, lines: &str| {
+        format!(
+            "[[listen]]\naddress = \"127.0.0.1:8443\"\nprotocol = \"https\"\n{lines}\
+             [[listen]]\naddress = \"{other}\"\nprotocol = \"trickles\"\n"
+        )
+    };
+    let expected = "t.toml:4:9: listen.http3: at this UDP port listens the [[listen]] \"127.0.0.1:8443\"; choose \
+                    another port for one of them";
+    assert_eq!(errors(&beside("127.0.0.1:8443", "http3 = true\n")), [expected]);
+    // Of all addresses it is one.
+    let found = errors(&beside("0.0.0.0:8443", "http3 = true\n"));
+    assert_eq!(found, [expected.replace("\"127.0.0.1:8443\"", "\"0.0.0.0:8443\"")]);
+    for (other, lines) in
+        [("127.0.0.1:8444", "http3 = true\n"), ("127.0.0.2:8443", "http3 = true\n"), ("127.0.0.1:8443", "")]
+    {
+        let found = errors(&beside(other, lines));
+        assert!(found.is_empty(), "{other}: {found:?}");
+    }
+}
+
+#[test]
 fn methods_in_small_letters_are_refused() {
     for table in ["[[filter]]\n", "[[icap]]\nservice = \"icap://127.0.0.1:1/a\"\non = \"requests\"\n"] {
         let findings = parse("t.toml", &format!("{table}methods = [\"GET\", \"put\"]\n")).unwrap_err();
