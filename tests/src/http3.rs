@@ -21,6 +21,7 @@ use crate::{Certificate, PATIENCE, Site};
 pub const WIDE: u32 = 1 << 30;
 
 /// Codes of RFC 9114 §8.1 and RFC 9204 §6.
+#[allow(missing_docs, reason = "their names are the RFCs'")]
 pub mod code {
     pub const NO_ERROR: u64 = 0x100;
     pub const INTERNAL_ERROR: u64 = 0x102;
@@ -268,6 +269,7 @@ pub fn cancel(stream: &mut Stream) {
 }
 
 /// Types of frames (RFC 9114 §7.2).
+#[allow(missing_docs, reason = "their names are the RFC's")]
 pub mod frame_type {
     pub const DATA: u64 = 0;
     pub const HEADERS: u64 = 1;

@@ -403,8 +403,8 @@ fn content_is_compressed_for_who_takes_it_so() {
 }
 
 /// Waits for the next frame of a control stream, which must be GOAWAY: from which request on there is no answer.
-async fn goaway(control: &mut Frames) -> u64 {
-    let (kind, payload) = control.next().await.unwrap().unwrap();
+async fn goaway(control: &mut Frames, which: &str) -> u64 {
+    let (kind, payload) = control.next().await.expect(which).expect(which);
     assert_eq!(kind, frame_type::GOAWAY);
     let mut payload = payload.as_slice();
     let id = take_integer(&mut payload).unwrap();
@@ -428,7 +428,7 @@ fn drain_answers_what_is_asked_and_ends_the_connection() {
         until(|| origin.count() == 1).await;
         site.tidegate.signal(Signal::TERM);
         // It learns of the end while what it has asked for goes on.
-        assert!(goaway(&mut control).await > 1000);
+        assert!(goaway(&mut control, "the announcement").await > 1000);
         // What was on its way is answered, too.
         assert!(is_ok(&client.ask(&head("GET", "/late", &[])).await.unwrap()));
         quic([127, 0, 0, 1], &site, &certificate, WIDE).await.expect_err("there are no new ones");
@@ -441,7 +441,7 @@ fn drain_answers_what_is_asked_and_ends_the_connection() {
             .collect();
         assert!(is_ok(&answer) && content == b"halfhalf", "{answer:?}");
         // The last word is which were answered: streams 0 and 4.
-        assert_eq!(goaway(&mut control).await, 8);
+        assert_eq!(goaway(&mut control, "the last word").await, 8);
         assert_eq!(end(&client.quic).await, code::NO_ERROR);
     });
     assert!(site.tidegate.wait().success());
@@ -468,10 +468,11 @@ fn renewed_certificate_is_shown_to_new_connections_and_old_ones_go_on() {
 fn connections_that_are_idle_or_silent_end() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
+    // As long as silence may last, too, from which QUIC itself concludes that nobody is there any more.
     for (limits, is_idle) in [
         ("keep_alive_timeout = \"1s\"\nheader_timeout = \"20s\"", true),
         ("keep_alive_timeout = \"20s\"\nheader_timeout = \"1s\"", false),
-        // As it is when nothing is set, the idle time is the longer one.
+        // When nothing is set, the idle time is the longer one, too.
         ("keep_alive_timeout = \"2s\"\nheader_timeout = \"1s\"", true),
     ] {
         let site = Site::with_http3(Tidegate::builder().origin(&origin).limits(limits), &[("a", &certificate)]);
