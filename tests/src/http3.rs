@@ -55,30 +55,28 @@ pub async fn quic(
     certificate: &Certificate,
     window_bytes: u32,
 ) -> Result<(Endpoint, Connection), ConnectionError> {
-    let endpoint = Endpoint::client((address, 0).into()).unwrap();
-    let connection = again(&endpoint, site.address, certificate, window_bytes).await?;
-    Ok((endpoint, connection))
+    let mut transport = TransportConfig::default();
+    transport.stream_receive_window(window_bytes.into());
+    quic_with(transport, address, site, certificate).await
 }
 
-/// One more connection of an endpoint.
+/// The same with other manners.
 ///
 /// # Errors
 /// As QUIC has it.
-pub async fn again(
-    endpoint: &Endpoint,
-    server: SocketAddr,
+pub async fn quic_with(
+    mut transport: TransportConfig,
+    address: [u8; 4],
+    site: &Site,
     certificate: &Certificate,
-    window_bytes: u32,
-) -> Result<Connection, ConnectionError> {
+) -> Result<(Endpoint, Connection), ConnectionError> {
     let tls = QuicClientConfig::try_from(Certificate::client_config(&[certificate], b"h3")).unwrap();
     let mut config = ClientConfig::new(Arc::new(tls));
-    let mut transport = TransportConfig::default();
-    transport
-        .stream_receive_window(window_bytes.into())
-        .receive_window(WIDE.into())
-        .max_idle_timeout(Some(PATIENCE.try_into().unwrap()));
+    transport.receive_window(WIDE.into()).max_idle_timeout(Some(PATIENCE.try_into().unwrap()));
     config.transport_config(Arc::new(transport));
-    endpoint.connect_with(config, server, "a.example").unwrap().await
+    let endpoint = Endpoint::client((address, 0).into()).unwrap();
+    let connection = endpoint.connect_with(config, site.address, "a.example").unwrap().await?;
+    Ok((endpoint, connection))
 }
 
 /// Has all that an endpoint sends come from another port of this address from now on.
@@ -154,7 +152,8 @@ impl Client {
 
     /// On a connection of QUIC's.
     pub async fn over(endpoint: Endpoint, quic: Connection) -> Self {
-        let (mut connection, requests) = h3::client::new(h3_quinn::Connection::new(quic.clone())).await.unwrap();
+        let (mut connection, requests) =
+            h3::client::new(h3_quinn::Connection::new(quic.clone())).await.unwrap();
         let connection = tokio::spawn(async move { connection.wait_idle().await });
         Self { requests, quic, endpoint, connection }
     }
@@ -375,6 +374,11 @@ impl Raw {
         window_bytes: u32,
     ) -> Self {
         let (endpoint, quic) = quic(address, site, certificate, window_bytes).await.unwrap();
+        Self::over(endpoint, quic).await
+    }
+
+    /// On a connection of QUIC's.
+    pub async fn over(endpoint: Endpoint, quic: Connection) -> Self {
         let control = one_way(&quic, CONTROL).await;
         Self { quic, endpoint, control }
     }

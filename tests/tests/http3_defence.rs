@@ -5,10 +5,10 @@
 use std::time::Duration;
 
 use http::Request;
-use quinn::ConnectionError;
+use quinn::{ConnectionError, TransportConfig};
 use tidegate_e2e::http3::{
-    CONTROL, Client, Raw, WIDE, answer, cancel, code, end, fields, frame, frame_type, frames, get, head, integer,
-    is_ok, one_way, piece, quic, run, stream_code, take_integer, until, url, varint,
+    CONTROL, Client, Raw, WIDE, answer, cancel, code, end, fields, frame, frame_type, frames, get, head,
+    integer, is_ok, one_way, piece, quic, quic_with, run, stream_code, take_integer, until, url, varint,
 };
 use tidegate_e2e::{Builder, Certificate, Gate, Origin, Reply, Site, Tidegate, content, eventually};
 
@@ -125,8 +125,7 @@ fn field_sections_that_cannot_be_decoded_end_the_connection() {
     ];
     run(async {
         for section in sections {
-            let ended =
-                end_after_request(&site, &certificate, &frame(frame_type::HEADERS, section)).await;
+            let ended = end_after_request(&site, &certificate, &frame(frame_type::HEADERS, section)).await;
             assert_eq!(ended, code::QPACK_DECOMPRESSION_FAILED, "{section:?}");
             let trailers = [head("PUT", "/", &[]), frame(frame_type::HEADERS, section)].concat();
             let ended = end_after_request(&site, &certificate, &trailers).await;
@@ -204,7 +203,8 @@ fn frames_and_streams_that_mean_nothing_are_ignored() {
         let trailers = fields(&[("x-sum", "1")]);
         let data = frame(frame_type::DATA, b"abc");
         let request =
-            [&nothing[..], &head("PUT", "/", &[]), &nothing, &data, &nothing, &data, &trailers, &nothing].concat();
+            [&nothing[..], &head("PUT", "/", &[]), &nothing, &data, &nothing, &data, &trailers, &nothing]
+                .concat();
         let answer = client.ask(&request).await.unwrap();
         assert!(is_ok(&answer));
         assert!(frames(&answer).contains(&(frame_type::DATA, b"abcabc".to_vec())), "{answer:?}");
@@ -221,7 +221,8 @@ fn request_that_comes_byte_by_byte_is_answered() {
     let site = serving(Tidegate::builder().origin(&origin), &certificate);
     run(async {
         let client = Raw::connect_from([127, 0, 0, 1], &site, &certificate).await;
-        let request = [&head("PUT", "/", &[])[..], &frame(frame_type::DATA, b"abc"), &fields(&[("x", "1")])].concat();
+        let request =
+            [&head("PUT", "/", &[])[..], &frame(frame_type::DATA, b"abc"), &fields(&[("x", "1")])].concat();
         let (mut send, receive) = client.begin(&[]).await;
         for byte in request {
             let before = client.quic.stats().udp_tx.datagrams;
@@ -230,7 +231,10 @@ fn request_that_comes_byte_by_byte_is_answered() {
         }
         send.finish().unwrap();
         let answer = answer(receive).await.unwrap();
-        assert!(is_ok(&answer) && frames(&answer).contains(&(frame_type::DATA, b"abc".to_vec())), "{answer:?}");
+        assert!(
+            is_ok(&answer) && frames(&answer).contains(&(frame_type::DATA, b"abc".to_vec())),
+            "{answer:?}"
+        );
     });
 }
 
@@ -274,6 +278,9 @@ fn malformed_requests_end_their_streams_and_no_others() {
         head("GET", "elsewhere", &[]),
         head("G T", "/", &[]),
         fields(&[(":method", "CONNECT"), (":scheme", "https"), (":authority", "a.example"), (":path", "/")]),
+    ];
+    // Of these the heads are good: their requests have begun.
+    let malformed_later = [
         [&head("PUT", "/", &[])[..], &data, &fields(&[(":path", "/")])].concat(),
         [&head("PUT", "/", &[])[..], &data, &fields(&[("Upper", "1")])].concat(),
     ];
@@ -283,7 +290,7 @@ fn malformed_requests_end_their_streams_and_no_others() {
         let (mut send, receive) = client.begin(&head("GET", "/held", &[])).await;
         send.finish().unwrap();
         until(|| origin.count() == 1).await;
-        for bytes in &malformed {
+        for bytes in malformed.iter().chain(&malformed_later) {
             let error = client.ask(bytes).await.expect_err(&String::from_utf8_lossy(bytes));
             assert_eq!(error, code::MESSAGE_ERROR, "{}", String::from_utf8_lossy(bytes));
         }
@@ -340,13 +347,16 @@ fn stream_with_nothing_on_it_is_no_request() {
 fn head_over_the_limits_is_answered_so() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
-    let builder = Tidegate::builder().origin(&origin).limits("head_size = \"2KiB\"\nrequest_line_size = \"1KiB\"\nfields = 20");
+    let builder = Tidegate::builder()
+        .origin(&origin)
+        .limits("head_size = \"2KiB\"\nrequest_line_size = \"1KiB\"\nfields = 20");
     let site = serving(builder, &certificate);
     run(async {
         let client = Client::connect(&site, &certificate).await;
         // The library keeps to what the server says of the greatest section.
         let many = (0..21).fold(get("/"), |request, number| request.header(format!("x-{number}"), "1"));
-        for request in [get("/").header("x", "y".repeat(2000)), many, get(&format!("/{}", "a".repeat(1020)))] {
+        for request in [get("/").header("x", "y".repeat(2040)), many, get(&format!("/{}", "a".repeat(1020)))]
+        {
             assert_eq!(client.ask(request).await.unwrap().status(), 431);
         }
         let within = (0..18).fold(get("/"), |request, number| request.header(format!("x-{number}"), "1"));
@@ -421,9 +431,9 @@ fn requests_that_are_given_up_are_logged_and_counted_against_their_client() {
     });
 }
 
-/// What each of a connection's frames says, again and again until the connection ends.
-async fn flood(client: &Raw, bytes: &[u8]) -> u64 {
-    let (mut send, _receive) = client.begin(&head("PUT", "/", &[])).await;
+/// Begins a stream with some bytes and goes on with others, again and again until the connection ends.
+async fn flood(client: &Raw, begun: &[u8], bytes: &[u8]) -> u64 {
+    let (mut send, _receive) = client.begin(begun).await;
     while send.write_all(bytes).await.is_ok() {
         tokio::task::yield_now().await;
     }
@@ -439,7 +449,11 @@ fn frames_that_ask_for_nothing_end_the_connection_when_there_are_too_many() {
         let mut floods = 0.0;
         for bytes in [frame(frame_type::DATA, b""), frame(UNKNOWN, b""), frame(UNKNOWN, b"x")] {
             let client = Raw::connect_from(CLIENT, &site, &certificate).await;
-            assert_eq!(flood(&client, &bytes.repeat(100)).await, code::EXCESSIVE_LOAD, "{bytes:?}");
+            assert_eq!(
+                flood(&client, &head("PUT", "/", &[]), &bytes.repeat(100)).await,
+                code::EXCESSIVE_LOAD,
+                "{bytes:?}"
+            );
             floods += 1.0;
             assert_eq!(site.tidegate.metric("tidegate_http3_floods_total"), floods, "{bytes:?}");
         }
@@ -466,20 +480,30 @@ fn client_that_pings_without_end_is_ended() {
     let (gate, origin) = held_back();
     let site = serving(Tidegate::builder().origin(&origin), &certificate);
     run(async {
-        let client = Raw::connect_from(CLIENT, &site, &certificate).await;
+        let mut transport = TransportConfig::default();
+        transport.keep_alive_interval(Some(Duration::from_millis(1)));
+        let (endpoint, quic) = quic_with(transport, CLIENT, &site, &certificate).await.unwrap();
+        let client = Raw::over(endpoint, quic).await;
         let (mut send, _receive) = client.begin(&get_head()).await;
         send.finish().unwrap();
-        // A limit that changes is told at once (RFC 9000 §19.11).
-        for count in 200_u32.. {
-            if client.quic.close_reason().is_some() {
-                break;
-            }
-            client.quic.set_max_concurrent_uni_streams(count.into());
-            tokio::task::yield_now().await;
-        }
         assert_eq!(end(&client.quic).await, code::EXCESSIVE_LOAD);
+        assert!(client.quic.stats().frame_tx.ping > 1000, "{:?}", client.quic.stats().frame_tx);
     });
     gate.open();
+    assert_eq!(site.tidegate.metric("tidegate_http3_floods_total"), 1.0);
+}
+
+/// Each byte is a datagram of its own.
+#[test]
+fn client_that_sends_content_in_bytes_is_ended() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let site = serving(Tidegate::builder().origin(&origin), &certificate);
+    run(async {
+        let client = Raw::connect_from(CLIENT, &site, &certificate).await;
+        let begun = [head("PUT", "/", &[]), integer(frame_type::DATA), integer(1 << 30)].concat();
+        assert_eq!(flood(&client, &begun, b"x").await, code::EXCESSIVE_LOAD);
+    });
     assert_eq!(site.tidegate.metric("tidegate_http3_floods_total"), 1.0);
 }
 
@@ -488,7 +512,10 @@ fn client_that_does_not_take_its_response_is_ended() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::cacheable(content(1, 4 << 20)));
     // Ten seconds are let pass in any case.
-    let builder = Tidegate::builder().origin(&origin).limits("response_min_rate = \"1GiB/s\"").cache("max_object = \"8MiB\"");
+    let builder = Tidegate::builder()
+        .origin(&origin)
+        .limits("response_min_rate = \"1GiB/s\"")
+        .cache("max_object = \"8MiB\"");
     let site = serving(builder, &certificate);
     run(async {
         let client = Client::connect_from([127, 0, 0, 1], &site, &certificate, 100).await;
@@ -602,7 +629,11 @@ fn listed_client_gets_no_connection() {
         assert_eq!(site.tidegate.metric("tidegate_http3_connections_total"), before);
         assert!(site.tidegate.command(&["block", "remove", "127.0.9.9"]).status.success());
         let (endpoint, quic) = attempt.await.unwrap();
-        assert_eq!(Client::over(endpoint, quic).await.get("/").await.status(), 200, "until it is taken off the list");
+        assert_eq!(
+            Client::over(endpoint, quic).await.get("/").await.status(),
+            200,
+            "until it is taken off the list"
+        );
     });
 }
 
@@ -631,7 +662,9 @@ fn clients_beyond_the_number_of_connections_are_refused_until_there_is_room() {
     let builder = Tidegate::builder().origin(&origin).limits("connections = 4").tables(unwatched);
     let site = serving(builder, &certificate);
     // Those that looked whether it listens are gone.
-    eventually("nobody is there", || (site.tidegate.metric("tidegate_connections_open") == 0.0).then_some(()));
+    eventually("nobody is there", || {
+        (site.tidegate.metric("tidegate_connections_open") == 0.0).then_some(())
+    });
     run(async {
         let mut clients = Vec::new();
         for _ in 0..4 {
@@ -659,7 +692,8 @@ fn clients_beyond_the_number_of_connections_are_refused_until_there_is_room() {
 fn with_rules_for_connections_clients_prove_their_address_and_are_served() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
-    let builder = Tidegate::builder().origin(&origin).tables("[[connection]]\nsource = \"127.0.9.7\"\nrate = 0.001\n");
+    let builder =
+        Tidegate::builder().origin(&origin).tables("[[connection]]\nsource = \"127.0.9.7\"\nrate = 0.001\n");
     let site = serving(builder, &certificate);
     run(async {
         for _ in 0..3 {
@@ -809,7 +843,9 @@ fn what_clients_send_does_not_fill_the_log() {
 fn settings_say_how_large_a_field_section_may_be() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
-    let builder = Tidegate::builder().origin(&origin).limits("head_size = \"4KiB\"\nrequest_line_size = \"1KiB\"\nfields = 10");
+    let builder = Tidegate::builder()
+        .origin(&origin)
+        .limits("head_size = \"4KiB\"\nrequest_line_size = \"1KiB\"\nfields = 10");
     let site = serving(builder, &certificate);
     run(async {
         let client = Raw::connect_from(CLIENT, &site, &certificate).await;

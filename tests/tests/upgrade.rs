@@ -12,7 +12,8 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 use tidegate_e2e::{
-    Builder, Certificate, Client, Gate, Origin, Process, Reply, Response, Site, Tidegate, content, eventually,
+    Builder, Certificate, Client, Gate, Origin, Process, Reply, Response, Site, Tidegate, content,
+    eventually, http3,
 };
 
 /// A process that is started in the place of tidegate, and speaks as far as the script goes on.
@@ -203,6 +204,59 @@ fn connection_that_has_just_agreed_on_tls_gets_its_answer() {
     }
     let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
     assert_eq!(site.tidegate.follow(answer["pid"].as_u64().unwrap() as u32).code(), Some(0));
+}
+
+/// Of two processes with one UDP socket each gets some of the datagrams.
+#[test]
+fn downloads_by_http3_over_an_upgrade_arrive_whole_and_new_clients_are_the_new_processs() {
+    let (large, certificate) = (content(98, 6 << 20), Certificate::of(&["a.example"]));
+    let body = large.clone();
+    let origin = Origin::start(move |request| match request.target.as_str() {
+        "/large" => Reply::cacheable(body.clone()),
+        target => Reply::cacheable(body_of(target)),
+    });
+    let builder = builder(&origin).cache("max_object = \"8MiB\"");
+    let mut site = Site::with_http3(builder, &[("a", &certificate)]);
+    let old = site.tidegate.pid();
+    let new = http3::run(async {
+        let mut downloads = Vec::new();
+        for _ in 0..4 {
+            // The client has to ask for each piece.
+            let client = http3::Client::connect_from([127, 0, 0, 1], &site, &certificate, 64 * 1024).await;
+            let mut stream = client.send(http3::get("/large")).await;
+            assert_eq!(stream.recv_response().await.unwrap().status(), 200);
+            let begun = http3::piece(&mut stream).await.unwrap().unwrap();
+            downloads.push((client, stream, begun.to_vec()));
+        }
+        let idle = http3::Client::connect(&site, &certificate).await;
+        assert_eq!(idle.get("/a").await.body, body_of("/a"));
+        let admin = site.tidegate.admin().to_string();
+        let upgrade = move || {
+            let mut command = Command::new(Tidegate::binary());
+            command.args(["upgrade", "--json", "--admin", &admin]).output().unwrap()
+        };
+        let answer = tokio::task::spawn_blocking(upgrade).await.unwrap();
+        assert!(answer.status.success(), "{answer:?}");
+        for number in 1..=8 {
+            let client = http3::Client::connect(&site, &certificate).await;
+            assert_eq!(client.get("/a").await.body, body_of("/a"));
+            assert_eq!(site.tidegate.metric("tidegate_http3_connections_total"), f64::from(number));
+        }
+        assert_eq!(http3::end(&idle.quic).await, http3::code::NO_ERROR, "it can go elsewhere");
+        assert!(std::fs::exists(format!("/proc/{old}")).unwrap());
+        for (_, stream, body) in &mut downloads {
+            assert!(body.len() < large.len());
+            body.extend(http3::rest(stream).await.unwrap());
+            assert!(*body == large, "the download is not what was stored");
+        }
+        serde_json::from_slice::<Value>(&answer.stdout).unwrap()
+    });
+    assert_eq!(site.tidegate.follow(new["pid"].as_u64().unwrap() as u32).code(), Some(0));
+    is_alone(&site.tidegate);
+    http3::run(async {
+        let client = http3::Client::connect(&site, &certificate).await;
+        assert!(client.get("/large").await.body == large);
+    });
 }
 
 #[test]
