@@ -25,7 +25,7 @@ pub fn run<F: Future>(test: F) -> F::Output {
 }
 
 /// Waits, and lets the connections go on meanwhile.
-pub async fn until(condition: impl Fn() -> bool) {
+pub async fn until(mut condition: impl FnMut() -> bool) {
     while !condition() {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }

@@ -12,7 +12,7 @@ use tidegate_e2e::http3::{
     Client, Frames, Raw, Stream, WIDE, answer, code, end, frame_type, frames, get, head, is_ok, move_away,
     piece, quic, rest, run, take_integer, until,
 };
-use tidegate_e2e::{Certificate, Gate, Origin, Reply, Site, Tidegate, content};
+use tidegate_e2e::{Certificate, Gate, Origin, Reply, Site, Tidegate, content, eventually};
 
 /// Larger than the windows and buffers on the way together.
 const LARGE: usize = 6 << 20;
@@ -269,12 +269,18 @@ fn what_comes_before_the_handshake_is_done_is_not_taken() {
     });
 }
 
+/// Lines of the program's log, once it has said all that it says at its start.
+fn logged(site: &Site) -> usize {
+    eventually("it serves", || site.tidegate.output().contains("data cores").then_some(()));
+    site.tidegate.output().lines().count()
+}
+
 #[test]
 fn datagrams_that_are_none_of_quics_do_no_harm() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
     let site = site(&certificate, &origin);
-    let before = site.tidegate.output().lines().count();
+    let before = logged(&site);
     run(async {
         let client = Client::connect(&site, &certificate).await;
         let socket = UdpSocket::bind("127.0.9.9:0").unwrap();

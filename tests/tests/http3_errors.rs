@@ -6,7 +6,7 @@ use tidegate_e2e::http3::{
     CONTROL, Client, Raw, WIDE, answer, code, end, fields, frame, frame_type, frames, get, head, integer,
     is_ok, one_way, quic, run, take_integer, until, varint,
 };
-use tidegate_e2e::{Builder, Certificate, Gate, Origin, Reply, Site, Tidegate};
+use tidegate_e2e::{Builder, Certificate, Gate, Origin, Reply, Site, Tidegate, eventually};
 
 const CLIENT: [u8; 4] = [127, 0, 9, 9];
 /// A type of frames, and of streams, that means nothing (RFC 9114 §7.2.8).
@@ -367,13 +367,19 @@ fn head_over_the_limits_is_answered_so() {
     assert_eq!(site.tidegate.metric("tidegate_http3_connections_total"), 2.0);
 }
 
+/// Lines of the program's log, once it has said all that it says at its start.
+fn logged(site: &Site) -> usize {
+    eventually("it serves", || site.tidegate.output().contains("data cores").then_some(()));
+    site.tidegate.output().lines().count()
+}
+
 /// Any client could write what it liked, as often as it liked, into the program's log.
 #[test]
 fn what_clients_send_does_not_fill_the_log() {
     let certificate = Certificate::of(&["a.example"]);
     let origin = Origin::start(|_| Reply::ok("x"));
     let site = serving(Tidegate::builder().origin(&origin), &certificate);
-    let before = site.tidegate.output().lines().count();
+    let before = logged(&site);
     run(async {
         for bytes in [frame(frame_type::DATA, b"x"), head("GET", "/", &[])[..5].to_vec()] {
             for _ in 0..5 {
