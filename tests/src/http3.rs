@@ -33,6 +33,7 @@ pub mod code {
     pub const ID_ERROR: u64 = 0x108;
     pub const SETTINGS_ERROR: u64 = 0x109;
     pub const MISSING_SETTINGS: u64 = 0x10a;
+    pub const REQUEST_REJECTED: u64 = 0x10b;
     pub const REQUEST_CANCELLED: u64 = 0x10c;
     pub const REQUEST_INCOMPLETE: u64 = 0x10d;
     pub const MESSAGE_ERROR: u64 = 0x10e;

@@ -347,10 +347,10 @@ fn head_over_the_limits_is_answered_so() {
         let client = Client::connect(&site, &certificate).await;
         // The library keeps to what the server says of the greatest section.
         let many = (0..21).fold(get("/"), |request, number| request.header(format!("x-{number}"), "1"));
-        for request in [get("/").header("x", "y".repeat(2040)), many, get(&format!("/{}", "a".repeat(1020)))]
-        {
+        for request in [get("/").header("x", "y".repeat(2040)), many] {
             assert_eq!(client.ask(request).await.unwrap().status(), 431);
         }
+        assert_eq!(client.ask(get(&format!("/{}", "a".repeat(1020)))).await.unwrap().status(), 414);
         let within = (0..18).fold(get("/"), |request, number| request.header(format!("x-{number}"), "1"));
         assert_eq!(client.ask(within).await.unwrap().status(), 200);
         // It is refused before it comes.

@@ -1,6 +1,7 @@
 //! `tidegate upgrade` and SIGUSR2: another process takes the place of the one that runs, and no client notices.
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
+use std::cell::Cell;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::os::unix::net::UnixDatagram;
@@ -257,6 +258,55 @@ fn downloads_by_http3_over_an_upgrade_arrive_whole_and_new_clients_are_the_new_p
         let client = http3::Client::connect(&site, &certificate).await;
         assert!(client.get("/large").await.body == large);
     });
+}
+
+/// Asks without a pause until it is told to end; what is not answered is asked again on another connection, as whoever
+/// was told that the connection ends may do (RFC 9114 §5.2).
+async fn ask_by_http3(site: &Site, certificate: &Certificate, ended: &Cell<bool>, served: &Cell<u64>) {
+    let mut client = http3::Client::connect(site, certificate).await;
+    while !ended.get() {
+        let target = format!("/stored/{}", served.get() % 40);
+        if let Ok(answer) = client.ask(http3::get(&target)).await {
+            assert_eq!(answer.status(), 200);
+            assert!(answer.body == body_of(&target), "wrong bytes of {target}");
+            served.set(served.get() + 1);
+        } else {
+            assert_eq!(http3::end(&client.quic).await, http3::code::NO_ERROR);
+            client = http3::Client::connect(site, certificate).await;
+        }
+    }
+}
+
+#[test]
+fn clients_by_http3_that_ask_without_a_pause_notice_no_more_than_the_end_of_their_connections() {
+    let (origin, certificate) = (origin(), Certificate::of(&["a.example"]));
+    let mut site = Site::with_http3(builder(&origin), &[("a", &certificate)]);
+    for _ in 0..3 {
+        let (ended, served) = (Cell::new(false), [const { Cell::new(0) }; 3]);
+        let pid = http3::run(async {
+            let admin = site.tidegate.admin().to_string();
+            let upgrade = async {
+                http3::until(|| served.iter().all(|count| count.get() > 20)).await;
+                let upgrade = move || {
+                    let mut command = Command::new(Tidegate::binary());
+                    command.args(["upgrade", "--json", "--admin", &admin]).output().unwrap()
+                };
+                let answer = tokio::task::spawn_blocking(upgrade).await.unwrap();
+                assert!(answer.status.success(), "{answer:?}");
+                let before = served.each_ref().map(Cell::get);
+                http3::until(|| served.iter().zip(before).all(|(count, before)| count.get() > before + 20))
+                    .await;
+                ended.set(true);
+                let answer: Value = serde_json::from_slice(&answer.stdout).unwrap();
+                answer["pid"].as_u64().unwrap() as u32
+            };
+            let [first, second, third] =
+                served.each_ref().map(|count| ask_by_http3(&site, &certificate, &ended, count));
+            tokio::join!(upgrade, first, second, third).0
+        });
+        assert_eq!(site.tidegate.follow(pid).code(), Some(0));
+        is_alone(&site.tidegate);
+    }
 }
 
 #[test]

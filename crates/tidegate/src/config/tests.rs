@@ -601,6 +601,11 @@ fn http3_needs_its_udp_port_for_itself() {
     // Of all addresses it is one.
     let found = errors(&beside("0.0.0.0:8443", "http3 = true\n"));
     assert_eq!(found, [expected.replace("\"127.0.0.1:8443\"", "\"0.0.0.0:8443\"")]);
+    // Whichever of them comes first.
+    let (https, trickles) = (beside("127.0.0.1:8443", "http3 = true\n"), "protocol = \"trickles\"\n");
+    let (first, second) = https.split_at(https.rfind("[[listen]]").unwrap());
+    assert!(second.ends_with(trickles));
+    assert_eq!(errors(&format!("{second}{first}")), [expected.replace("t.toml:4:9", "t.toml:7:9")]);
     for (other, lines) in
         [("127.0.0.1:8444", "http3 = true\n"), ("127.0.0.2:8443", "http3 = true\n"), ("127.0.0.1:8443", "")]
     {
