@@ -73,10 +73,6 @@ fn drain_answers_what_is_asked_and_ends_the_connection() {
             Err(code::REQUEST_REJECTED) => 4,
             other => panic!("{other:?}"),
         };
-        // The last word is which requests are: streams 0 and 4, or that with the number 0 alone.
-        assert_eq!(goaway(&mut control, "the last word").await, first_refused);
-        // Others can be made elsewhere (RFC 9114 §5.2).
-        assert_eq!(client.ask(&head("GET", "/later", &[])).await, Err(code::REQUEST_REJECTED));
         quic([127, 0, 0, 1], &site, &certificate, WIDE).await.expect_err("there are no new ones");
         gate.open();
         let answer = answer(receive).await.unwrap();
@@ -86,6 +82,39 @@ fn drain_answers_what_is_asked_and_ends_the_connection() {
             .flat_map(|(_, payload)| payload)
             .collect();
         assert!(is_ok(&answer) && content == b"halfhalf", "{answer:?}");
+        // The last word is which requests are: streams 0 and 4, or that with the number 0 alone.
+        assert_eq!(goaway(&mut control, "the last word").await, first_refused);
+        assert_eq!(end(&client.quic).await, code::NO_ERROR);
+    });
+    assert!(site.tidegate.wait().success());
+}
+
+/// Each request began anew the time in which those that were on their way might come.
+#[test]
+fn client_that_goes_on_asking_does_not_put_off_the_end_of_a_drain() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::cacheable("x"));
+    let mut site = site(&certificate, &origin);
+    run(async {
+        let client = Raw::connect_from([127, 0, 0, 1], &site, &certificate).await;
+        assert!(client.is_served().await);
+        site.tidegate.signal(Signal::TERM);
+        let (mut control, request) = (Frames::of_control(&client.quic).await, head("GET", "/", &[]));
+        assert_eq!(control.next().await.unwrap().unwrap().0, frame_type::SETTINGS);
+        let asking = async {
+            // It takes no notice of what it is told: requests are answered, then rejected, then there is no connection.
+            while let Ok((mut send, mut receive)) = client.quic.open_bi().await {
+                let _ = send.write_all(&request).await;
+                let _ = send.finish();
+                let _ = receive.read_to_end(1000).await;
+            }
+        };
+        let told = async {
+            assert!(goaway(&mut control, "the announcement").await > 1000);
+            goaway(&mut control, "the last word").await
+        };
+        let ((), last) = tokio::join!(asking, told);
+        assert!(last > 0);
         assert_eq!(end(&client.quic).await, code::NO_ERROR);
     });
     assert!(site.tidegate.wait().success());
