@@ -268,23 +268,19 @@ fn listed_client_gets_no_connection() {
     assert!(site.tidegate.command(&["block", "add", "127.0.9.9"]).status.success());
     run(async {
         // What the list says acts a moment later (a quarter of a second). Nothing at all comes back then.
-        let mut waiting = Vec::new();
-        loop {
-            let (site, certificate) = (&site, &certificate);
-            let mut attempt = Box::pin(quic(CLIENT, site, certificate, WIDE));
+        let mut attempt = loop {
+            let mut attempt = Box::pin(quic(CLIENT, &site, &certificate, WIDE));
             tokio::select! {
                 connected = &mut attempt => drop(connected),
-                () = until(|| site.tidegate.metric("tidegate_connections_policed_total") >= 1.0) => {
-                    waiting.push(attempt);
-                    break;
-                }
+                () = until(|| site.tidegate.metric("tidegate_connections_policed_total") >= 1.0) => break attempt,
             }
-        }
+        };
         let other = Client::connect_from([127, 0, 9, 8], &site, &certificate, WIDE).await;
         assert_eq!(other.get("/").await.status(), 200);
+        // Who is not on the list proves that it is not.
+        assert!(site.tidegate.metric("tidegate_quic_retries_total") >= 1.0);
         let before = site.tidegate.metric("tidegate_http3_connections_total");
         // A first datagram that is sent again is policed again; it never becomes a connection.
-        let mut attempt = waiting.pop().unwrap();
         tokio::select! {
             connected = &mut attempt => panic!("{:?}", connected.map(|_| ())),
             () = until(|| site.tidegate.metric("tidegate_connections_policed_total") >= 3.0) => {}
@@ -380,7 +376,9 @@ fn with_rules_for_connections_clients_prove_their_address_and_are_served() {
         });
         assert_eq!(first.get("/").await.status(), 200);
     });
-    let without = serving(Tidegate::builder().origin(&origin), &certificate);
+    // Rules for requests are about what comes later.
+    let tables = "[[request]]\npath = \"/a\"\naction = \"refuse\"\n";
+    let without = serving(Tidegate::builder().origin(&origin).tables(tables), &certificate);
     run(async {
         let client = Client::connect_from(CLIENT, &without, &certificate, WIDE).await;
         assert_eq!(client.get("/").await.status(), 200);
