@@ -364,17 +364,7 @@ pub struct Raw {
 impl Raw {
     /// From this address of the host's, with a control stream.
     pub async fn connect_from(address: [u8; 4], site: &Site, certificate: &Certificate) -> Self {
-        Self::with_window(address, site, certificate, WIDE).await
-    }
-
-    /// The same, with streams of which the server may send so much before any is taken.
-    pub async fn with_window(
-        address: [u8; 4],
-        site: &Site,
-        certificate: &Certificate,
-        window_bytes: u32,
-    ) -> Self {
-        let (endpoint, quic) = quic(address, site, certificate, window_bytes).await.unwrap();
+        let (endpoint, quic) = quic(address, site, certificate, WIDE).await.unwrap();
         Self::over(endpoint, quic).await
     }
 

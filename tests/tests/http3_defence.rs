@@ -209,7 +209,11 @@ fn client_that_does_not_take_a_small_response_is_ended() {
     let builder = Tidegate::builder().origin(&origin).limits("response_min_rate = \"1GiB/s\"");
     let site = serving(builder, &certificate);
     run(async {
-        let client = Raw::with_window([127, 0, 0, 1], &site, &certificate, 100).await;
+        // It shows that it is there, and takes no more than a beginning.
+        let mut transport = TransportConfig::default();
+        transport.stream_receive_window(100_u32.into()).keep_alive_interval(Some(Duration::from_millis(500)));
+        let (endpoint, quic) = quic_with(transport, [127, 0, 0, 1], &site, &certificate).await.unwrap();
+        let client = Raw::over(endpoint, quic).await;
         let (mut send, _receive) = client.begin(&get_head()).await;
         send.finish().unwrap();
         assert_eq!(end(&client.quic).await, code::EXCESSIVE_LOAD);
