@@ -164,8 +164,10 @@ fn listeners(
             continue;
         };
         let mut sections = file.tables("listen").iter();
-        let of_listener =
-            |section: &&Values| section.listen("address").is_some_and(|it| it.address == listen.address);
+        let of_listener = |section: &&Values| {
+            let is_at = |it: ListenAddress| it.address == listen.address;
+            section.offset_of("http3").is_some() && section.listen("address").is_some_and(is_at)
+        };
         let offset = sections.find(of_listener).and_then(|section| section.offset_of("http3"));
         let message = format!("listen.http3: at this UDP port listens the [[listen]] {:?}", met.written);
         report.error(offset.unwrap_or(0), message, Some("choose another port for one of them".into()));
