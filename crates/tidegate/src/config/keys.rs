@@ -156,9 +156,9 @@ static LISTEN: Section = Section {
         ),
         key(
             "protocol",
-            Kind::Protocol,
+            Kind::Choice(&["http", "https", "dhttp", "trickles"]),
             Is("http"),
-            "What is spoken there. https is HTTP/1 and HTTP/2 over TLS, with a [[certificate]]; dhttp takes a UDP and \
+            "What is spoken there. https is HTTP/1 and HTTP/2 over TLS, with a [[certificate]] or [acme]; dhttp takes a UDP and \
              a TCP port below 32768; trickles takes a UDP port.",
         ),
         key(

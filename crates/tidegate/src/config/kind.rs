@@ -40,8 +40,6 @@ pub(super) enum Kind {
         max: u64,
     },
     Choice(&'static [&'static str]),
-    /// `http`, `dhttp` or `trickles`; other names are known, and refused with a word of their own.
-    Protocol,
     /// Any text that is not empty.
     Text,
     /// Letters, digits, `-`, `.` and `_`.
@@ -180,10 +178,6 @@ impl Kind {
                 _ => Err(wrong()),
             },
             Self::Choice(names) => check(names.contains(&text)),
-            Self::Protocol => match text {
-                "http" | "https" | "dhttp" | "trickles" => Ok(Value::Text(text.to_owned())),
-                _ => Err(wrong()),
-            },
             Self::Text => check(!text.is_empty() && !text.contains(char::is_control)),
             Self::Name => check(is_name(text)),
             // RFC 9110 §9.1: all known methods are in capitals, and case counts.
@@ -268,7 +262,6 @@ impl Kind {
                 }
                 None => "nothing".into(),
             },
-            Self::Protocol => "\"http\", \"https\", \"dhttp\" or \"trickles\"".into(),
             Self::Text => "a text of at least one character".into(),
             Self::Name => "a name of letters, digits, '-', '.' and '_'".into(),
             Self::Method => "a method in capitals, such as \"GET\"".into(),

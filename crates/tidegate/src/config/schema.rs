@@ -71,7 +71,6 @@ fn kind(kind: Kind) -> Value {
         Kind::Size { .. } => json!({ "type": "string", "pattern": "^[0-9]+ *([kKmMgG][iI]?)?[bB]$" }),
         Kind::Rate { .. } => json!({ "type": "string", "pattern": "^[0-9]+ *([kKmMgG][iI]?)?[bB]/s$" }),
         Kind::Choice(names) => json!({ "type": "string", "enum": names }),
-        Kind::Protocol => json!({ "type": "string", "enum": ["http", "dhttp", "trickles"] }),
         Kind::Name => json!({ "type": "string", "pattern": "^[A-Za-z0-9._-]+$" }),
         Kind::MediaType => {
             json!({ "type": "string", "pattern": "^[A-Za-z0-9!#$&^_.+-]+/([A-Za-z0-9!#$&^_.+-]+[*]?|[*])$" })

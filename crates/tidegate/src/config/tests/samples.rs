@@ -86,6 +86,7 @@ fn without_and_with(section: &Section, key: &Key, value: &str) -> (String, Strin
         "listen" if key.name == "proxy_protocol" => {
             ("trusted_proxies = [\"192.0.2.1\"]\n", "address = \"127.0.0.1:1\"\n")
         }
+        "listen" if key.name == "http3" => ("", "address = \"127.0.0.1:1\"\nprotocol = \"https\"\n"),
         "" if key.name == "https_only" => ("", "trusted_proxies = [\"192.0.2.1\"]\n"),
         "acme" => ("", "names = [\"a.example\"]\n"),
         "certificate" => ("", "chain = \"/chain\"\nkey = \"/key\"\n"),
