@@ -45,7 +45,7 @@ const CODES: [u32; 257] = {
     codes
 };
 
-/// The codes of one length, as [`Codes::symbol`] needs them.
+/// The codes of one length, as [`long_symbol`] needs them.
 #[derive(Clone, Copy)]
 struct Codes {
     /// The first that is greater than all of them, in the highest of 32 bits.
