@@ -1,7 +1,6 @@
 //! One connection: its streams, and when it ends.
 
-use std::cell::{Cell, RefCell};
-use std::cmp::Reverse;
+use std::cell::Cell;
 use std::net::SocketAddr;
 use std::pin::pin;
 use std::rc::Rc;
@@ -19,7 +18,6 @@ use tokio::time::{Instant, sleep_until};
 use crate::data_core::DataCore;
 use crate::data_core::client::Introduced;
 use crate::http3::control::{self, Opened};
-use crate::http3::endpoint::{Greetings, Server};
 use crate::http3::sockets::Sockets;
 use crate::http3::stream;
 use crate::streams::{Carrier, Debts, End, Shared, Streams};
@@ -36,14 +34,6 @@ const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
 const IDLE_FRAMES_MS: u64 = 100;
 /// Frames of streams that a datagram may bring before there is more work in it than content.
 const STREAM_FRAMES: u64 = 4;
-/// Idle connections of a core that go on being heard for a moment once another process has the socket.
-const IDLE_TAKEN_ALONG: usize = 512;
-/// How often it is looked at what clients take and bring.
-const LOOK_MS: u64 = 1000;
-/// Bytes of responses that wait for clients, for all connections of a core, and for one of them.
-const UNSENT_BYTES: u64 = 64 * 1024 * 1024;
-const MOST_UNSENT_BYTES: u64 = 1024 * 1024;
-const LEAST_UNSENT_BYTES: u64 = 32 * 1024;
 
 /// Frames that ask for nothing which a connection may have brought by now.
 fn borne(streams: u64, moved_bytes: u64, stayed_ms: u64) -> u64 {
@@ -72,32 +62,32 @@ pub(super) struct Ends {
 /// A client's connection.
 pub(super) struct Connection {
     pub(super) quic: quinn::Connection,
-    core: Rc<DataCore>,
+    pub(super) core: Rc<DataCore>,
     /// A client that moves stays the one that it was.
-    ends: Ends,
+    pub(super) ends: Ends,
     /// That address's place in the prefix tree, if anybody watches.
-    place: Option<NodeId>,
-    debts: Debts,
+    pub(super) place: Option<NodeId>,
+    pub(super) debts: Debts,
     pub(super) opened: Opened,
     /// Frames of its streams that ask for nothing, and how many of those are requests.
     idle: Cell<u64>,
     requests: Cell<u64>,
     /// Bytes of content that it has brought.
     content_bytes: Cell<u64>,
-    is_flood: Cell<bool>,
+    pub(super) is_flood: Cell<bool>,
     /// Where it is among those of its core.
-    number: Cell<usize>,
+    pub(super) number: Cell<usize>,
     /// The client has broken the protocol.
     has_failed: Cell<bool>,
     /// When it will have been idle for too long, on the core's clock.
-    deadline_ms: Cell<u64>,
+    pub(super) deadline_ms: Cell<u64>,
     /// It ends before its deadline, to make room.
-    is_shed: Cell<bool>,
+    pub(super) is_shed: Cell<bool>,
     began_ms: u64,
     /// Told when one of those has come to pass.
-    due: Notify,
+    pub(super) due: Notify,
     /// Told now and then, so that it is looked at how much the client has taken.
-    look: Notify,
+    pub(super) look: Notify,
 }
 
 impl Connection {
@@ -157,7 +147,7 @@ impl Connection {
     }
 
     /// Whether the client sends little but what asks for nothing, each of which is work.
-    fn floods(&self) -> bool {
+    pub(super) fn floods(&self) -> bool {
         let stats = self.quic.stats();
         let frames = stats.frame_rx;
         let idle = [
@@ -205,122 +195,6 @@ impl Carrier for Connection {
 
     fn debts(&self) -> &Debts {
         &self.debts
-    }
-}
-
-/// All connections of a core by HTTP/3.
-#[derive(Default)]
-pub(crate) struct Connections {
-    all: RefCell<Vec<Rc<Connection>>>,
-    pub(super) greetings: Greetings,
-    next_look_ms: Cell<u64>,
-}
-
-impl Connections {
-    /// How many there are.
-    pub(crate) fn len(&self) -> usize {
-        self.all.borrow().len()
-    }
-
-    /// Others have their part of the room when they are looked at, this one at once.
-    fn add(&self, connection: &Rc<Connection>) {
-        let mut all = self.all.borrow_mut();
-        connection.number.set(all.len());
-        all.push(Rc::clone(connection));
-        drop(all);
-        connection.quic.set_send_window(self.room());
-    }
-
-    fn remove(&self, connection: &Connection) {
-        let mut all = self.all.borrow_mut();
-        let number = connection.number.get();
-        all.swap_remove(number);
-        if let Some(moved) = all.get(number) {
-            moved.number.set(number);
-        }
-    }
-
-    /// A connection's part of what may wait for clients.
-    fn room(&self) -> u64 {
-        let count = self.len().max(1) as u64;
-        (UNSENT_BYTES / count).clamp(LEAST_UNSENT_BYTES, MOST_UNSENT_BYTES)
-    }
-
-    /// Ends those whose deadline has passed, and has the others look at how they are getting on.
-    pub(crate) fn sweep(&self, now_ms: u64) {
-        let looks = self.next_look_ms.get() <= now_ms;
-        if looks {
-            self.next_look_ms.set(now_ms + LOOK_MS);
-        }
-        let room = self.room();
-        for connection in &*self.all.borrow() {
-            if connection.deadline_ms.get() <= now_ms {
-                connection.due.notify_one();
-            }
-            if looks {
-                connection.quic.set_send_window(room);
-                connection.look.notify_waiters();
-                let address = connection.quic.remote_address().ip().to_canonical();
-                if address != connection.ends.peer.ip() && connection.core.ignores(address) {
-                    // It has moved to where it would not have been let in.
-                    connection.quic.close(code(ErrorCode::NoError), b"");
-                }
-                if connection.floods() {
-                    connection.is_flood.set(true);
-                    connection.due.notify_one();
-                }
-            }
-        }
-    }
-
-    /// Another process has the servers' sockets from now on; connections with requests in progress go on here.
-    pub(crate) fn part(&self, servers: &[Server]) {
-        for server in servers {
-            server.sockets.part();
-        }
-        let take_along = |Ends { local, peer, sockets }: &Ends, now: SocketAddr| {
-            if let Err(error) = sockets.take_along(*local, now) {
-                tracing::debug!(client = %peer, %error, "a connection stays behind");
-            }
-        };
-        self.greetings.for_each(|ends| take_along(ends, ends.peer));
-        let all = self.all.borrow();
-        let is_busy = |connection: &&Rc<Connection>| connection.deadline_ms.get() == u64::MAX;
-        let (busy, idle): (Vec<_>, Vec<_>) = all.iter().partition(is_busy);
-        // Of those that are idle some have sent a request by now; the others make theirs elsewhere.
-        for connection in busy.into_iter().chain(idle.into_iter().take(IDLE_TAKEN_ALONG)) {
-            take_along(&connection.ends, canonical(connection.quic.remote_address()));
-        }
-    }
-
-    /// Streams by which clients keep upstreams waiting.
-    pub(crate) fn stalled(&self) -> usize {
-        self.all.borrow().iter().map(|connection| usize::from(connection.debts.stalled())).sum()
-    }
-
-    /// Ends as many of the connections that keep the server waiting as `count` makes of how many there are, those with the
-    /// greatest weight first; `only_stalled`: of those alone that keep an upstream waiting. Says how many.
-    pub(crate) fn end_heaviest(
-        &self,
-        count: impl FnOnce(usize) -> usize,
-        only_stalled: bool,
-        weight: impl Fn(SocketAddr, Option<NodeId>) -> u64,
-    ) -> usize {
-        let all = self.all.borrow();
-        let waits = |connection: &&Rc<Connection>| match only_stalled {
-            true => connection.debts.stalled() > 0,
-            false => connection.deadline_ms.get() != u64::MAX || connection.debts.owing() > 0,
-        };
-        let mut waiting: Vec<_> = all.iter().filter(waits).filter(|it| !it.is_shed.get()).collect();
-        let count = count(waiting.len()).min(waiting.len());
-        waiting.sort_by_cached_key(|connection| {
-            (Reverse(weight(connection.ends.peer, connection.place)), connection.deadline_ms.get())
-        });
-        for connection in &waiting[..count] {
-            connection.is_shed.set(true);
-            connection.due.notify_one();
-        }
-        count
     }
 }
 

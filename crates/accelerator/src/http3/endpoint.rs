@@ -1,31 +1,25 @@
 //! The clients of one socket: who is let in.
 
-use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::net::{SocketAddr, UdpSocket};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::{io, mem};
 
-use ahash::RandomState;
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Incoming, TokioRuntime};
 use tidegate_core::{NodeId, Verdict};
+use tidegate_http::http3::ErrorCode;
 use tokio::task::JoinHandle;
 
 use crate::data_core::DataCore;
 use crate::http3::connection::{Connection, Ends, canonical, code, serve as serve_connection};
+use crate::http3::greetings::Greeting;
 use crate::http3::setup::Quic;
 use crate::http3::sockets::Sockets;
 use crate::http3::steering::Ids;
-use tidegate_http::http3::ErrorCode;
 
 /// Clients of a core that may be in the midst of their handshake before others have to prove their address first.
 const GREETING: usize = 64;
-/// Those that may be so in all, and those of one address or IPv6 network of 64 bits.
-const GREETING_IN_ALL: usize = 1024;
-const GREETING_OF_ONE: usize = GREETING_IN_ALL / 8;
 
 /// The clients of one socket.
 pub(crate) struct Server {
@@ -67,63 +61,6 @@ async fn accept(core: Rc<DataCore>, endpoint: Endpoint, sockets: Arc<Sockets>) {
     while let Some(incoming) = endpoint.accept().await {
         let ip = incoming.local_ip().unwrap_or(bound.ip());
         core.let_in(incoming, canonical(SocketAddr::new(ip, bound.port())), &sockets);
-    }
-}
-
-/// Clients in the midst of their handshake.
-#[derive(Default)]
-pub(super) struct Greetings {
-    all: Cell<usize>,
-    /// How many have an address of a network; none is there without one.
-    of: RefCell<HashMap<u128, usize, RandomState>>,
-    ends: RefCell<HashMap<u64, Ends, RandomState>>,
-    next: Cell<u64>,
-}
-
-impl Greetings {
-    pub(super) fn for_each(&self, f: impl FnMut(&Ends)) {
-        self.ends.borrow().values().for_each(f);
-    }
-}
-
-/// One of them.
-struct Greeting {
-    core: Rc<DataCore>,
-    network: u128,
-    number: u64,
-}
-
-impl Greeting {
-    /// `None` if there are too many.
-    fn new(core: &Rc<DataCore>, ends: &Ends) -> Option<Self> {
-        let network = match ends.peer.ip() {
-            IpAddr::V4(address) => address.to_bits().into(),
-            IpAddr::V6(address) => address.to_bits() >> 64 << 64,
-        };
-        let Greetings { all, of, ends: known, next } = &core.http3.greetings;
-        let mut of = of.borrow_mut();
-        let count = of.get(&network).copied().unwrap_or(0);
-        (all.get() < GREETING_IN_ALL && count < GREETING_OF_ONE).then(|| {
-            all.set(all.get() + 1);
-            of.insert(network, count + 1);
-            let number = next.replace(next.get() + 1);
-            known.borrow_mut().insert(number, ends.clone());
-            Self { core: Rc::clone(core), network, number }
-        })
-    }
-}
-
-impl Drop for Greeting {
-    fn drop(&mut self) {
-        let Greetings { all, of, ends, .. } = &self.core.http3.greetings;
-        all.set(all.get() - 1);
-        ends.borrow_mut().remove(&self.number);
-        if let Entry::Occupied(mut count) = of.borrow_mut().entry(self.network) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
     }
 }
 
@@ -172,7 +109,7 @@ impl DataCore {
             return incoming.refuse();
         }
         let is_proved = incoming.remote_address_validated();
-        let greeting = self.http3.greetings.all.get();
+        let greeting = self.http3.greetings.len();
         // Rules count what clients do, and a handshake is work: both are for those who are where they say they are.
         if !is_proved && (greeting >= GREETING || self.admission().is_some() || self.is_stressed()) {
             self.metrics.quic_retries_total.add(1);

@@ -1,0 +1,78 @@
+//! Clients in the midst of their handshake: how many there may be, and who they are.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::net::IpAddr;
+use std::rc::Rc;
+
+use ahash::RandomState;
+
+use crate::data_core::DataCore;
+use crate::http3::connection::Ends;
+
+/// Clients of a core that may be in the midst of their handshake, and those of one address or IPv6 network of 64 bits.
+const GREETING_IN_ALL: usize = 1024;
+const GREETING_OF_ONE: usize = GREETING_IN_ALL / 8;
+
+/// Clients in the midst of their handshake.
+#[derive(Default)]
+pub(super) struct Greetings {
+    all: Cell<usize>,
+    /// How many have an address of a network; none is there without one.
+    of: RefCell<HashMap<u128, usize, RandomState>>,
+    ends: RefCell<HashMap<u64, Ends, RandomState>>,
+    next: Cell<u64>,
+}
+
+impl Greetings {
+    /// How many there are.
+    pub(super) fn len(&self) -> usize {
+        self.all.get()
+    }
+
+    pub(super) fn for_each(&self, f: impl FnMut(&Ends)) {
+        self.ends.borrow().values().for_each(f);
+    }
+}
+
+/// One of them.
+pub(super) struct Greeting {
+    core: Rc<DataCore>,
+    network: u128,
+    number: u64,
+}
+
+impl Greeting {
+    /// `None` if there are too many.
+    pub(super) fn new(core: &Rc<DataCore>, ends: &Ends) -> Option<Self> {
+        let network = match ends.peer.ip() {
+            IpAddr::V4(address) => address.to_bits().into(),
+            IpAddr::V6(address) => address.to_bits() >> 64 << 64,
+        };
+        let Greetings { all, of, ends: known, next } = &core.http3.greetings;
+        let mut of = of.borrow_mut();
+        let count = of.get(&network).copied().unwrap_or(0);
+        (all.get() < GREETING_IN_ALL && count < GREETING_OF_ONE).then(|| {
+            all.set(all.get() + 1);
+            of.insert(network, count + 1);
+            let number = next.replace(next.get() + 1);
+            known.borrow_mut().insert(number, ends.clone());
+            Self { core: Rc::clone(core), network, number }
+        })
+    }
+}
+
+impl Drop for Greeting {
+    fn drop(&mut self) {
+        let Greetings { all, of, ends, .. } = &self.core.http3.greetings;
+        all.set(all.get() - 1);
+        ends.borrow_mut().remove(&self.number);
+        if let Entry::Occupied(mut count) = of.borrow_mut().entry(self.network) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
+    }
+}
