@@ -135,10 +135,15 @@ impl Connection {
         self.content_bytes.set(self.content_bytes.get() + bytes as u64);
     }
 
-    /// Bytes that have gone out, but for those that were lost, and datagrams that have come.
-    pub(super) fn moved(&self) -> (u64, u64) {
+    /// How far it has come.
+    pub(super) fn progress(&self) -> Progress {
         let stats = self.quic.stats();
-        (stats.udp_tx.bytes.saturating_sub(stats.path.lost_bytes), stats.udp_rx.datagrams)
+        Progress {
+            heard: stats.udp_rx.datagrams,
+            acknowledged: stats.frame_rx.acks,
+            frames: stats.frame_tx.stream,
+            bytes: stats.udp_tx.bytes.saturating_sub(stats.path.lost_bytes),
+        }
     }
 
     /// Waits until it is to be looked at how much the client has taken.
@@ -174,6 +179,19 @@ impl Connection {
         let moved_bytes = stats.udp_tx.bytes + self.content_bytes.get();
         idle.iter().sum::<u64>() > borne(self.requests.get(), moved_bytes, stayed_ms)
     }
+}
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Progress {
+    /// Datagrams that have come.
+    pub heard: u64,
+    /// Acknowledgements among what they brought.
+    pub acknowledged: u64,
+    /// Frames of content that have gone out.
+    pub frames: u64,
+    /// Bytes that have gone out, but for those that were lost.
+    pub bytes: u64,
 }
 
 impl Carrier for Connection {

@@ -142,7 +142,7 @@ impl DataCore {
         };
         let core = Rc::clone(self);
         tokio::task::spawn_local(async move {
-            let limit = core.plan().limits.header_timeout;
+            let limit = core.http3.greetings.patience(core.plan().limits.header_timeout);
             let Ok(Ok(quic)) = tokio::time::timeout(limit, connecting).await else {
                 core.metrics.tls_handshakes_failed_total.add(1);
                 return;

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::time::Duration;
 
 use ahash::RandomState;
 
@@ -13,7 +14,10 @@ use crate::http3::connection::Ends;
 
 /// Clients of a core that may be in the midst of their handshake, and those of one address or IPv6 network of 64 bits.
 const GREETING_IN_ALL: usize = 1024;
-const GREETING_OF_ONE: usize = GREETING_IN_ALL / 8;
+const GREETING_OF_ONE: usize = 32;
+/// When there are so many of them, a handshake has to be over within a shorter time.
+const MANY: usize = GREETING_IN_ALL / 4;
+const SHORT: Duration = Duration::from_secs(2);
 
 /// Clients in the midst of their handshake.
 #[derive(Default)]
@@ -29,6 +33,11 @@ impl Greetings {
     /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.all.get()
+    }
+
+    /// How long one that begins now may take.
+    pub(super) fn patience(&self, usual: Duration) -> Duration {
+        if self.len() < MANY { usual } else { usual.min(SHORT) }
     }
 
     pub(super) fn for_each(&self, f: impl FnMut(&Ends)) {

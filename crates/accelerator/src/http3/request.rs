@@ -1,7 +1,6 @@
 //! The client's half of a stream: a head, content, trailer fields.
 
 use std::rc::Rc;
-use std::task::Waker;
 
 use bytes::Bytes;
 use quinn::RecvStream;
@@ -89,7 +88,7 @@ impl Content {
             Next::LongFields => return Err(Ended::Failed(Fault::Unread(431))),
             // Content before a head is none.
             Next::Content | Next::End => {
-                self.both.fault.set(Some(ErrorCode::RequestIncomplete));
+                self.both.fail(ErrorCode::RequestIncomplete);
                 return Err(Ended::Failed(Fault::Malformed));
             }
         };
@@ -203,7 +202,10 @@ impl Content {
 
     fn ended(&self, ended: frames::Ended) -> Gone {
         match ended {
-            frames::Ended::Gone => Gone,
+            frames::Ended::Gone => {
+                self.both.fail(ErrorCode::RequestCancelled);
+                Gone
+            }
             frames::Ended::Fault(error) => self.fail(error),
         }
     }
@@ -216,8 +218,7 @@ impl Content {
 
     /// Ends the stream, whose head was good (§4.1.2).
     fn malformed(&self) -> Gone {
-        self.both.fault.set(Some(ErrorCode::MessageError));
-        self.both.waker.take().iter().for_each(Waker::wake_by_ref);
+        self.both.fail(ErrorCode::MessageError);
         Gone
     }
 }
@@ -262,6 +263,6 @@ impl Incoming for Content {
 impl Drop for Content {
     /// Nobody wants the rest (§4.1).
     fn drop(&mut self) {
-        self.frames.stop(self.both.fault.get().unwrap_or(ErrorCode::NoError));
+        self.frames.stop(self.both.fault().unwrap_or(ErrorCode::NoError));
     }
 }

@@ -16,6 +16,8 @@ use crate::streams::{self, Carrier, End, Ended, Fault, Gone, Outgoing, Shared};
 
 /// A client of which nothing has come for so long while it has something to take is gone.
 const GONE_MS: u64 = 30_000;
+/// What counts of such a silence that has ended.
+const SILENCE_BORNE_MS: u64 = 5000;
 
 /// What ends when the client has all of a response, or wants no more of it.
 type Stopped = Pin<Box<dyn Future<Output = Result<Option<VarInt>, StoppedError>>>>;
@@ -62,10 +64,11 @@ impl Answer {
 
 impl Outgoing for Answer {
     fn poll_given_up(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
-        if self.both.fault.get().is_some() {
-            return Poll::Ready(Ended::Failed(Fault::Malformed));
+        match self.both.poll_fault(context) {
+            Poll::Ready(ErrorCode::RequestCancelled) => return Poll::Ready(Ended::Cancelled),
+            Poll::Ready(_) => return Poll::Ready(Ended::Failed(Fault::Malformed)),
+            Poll::Pending => {}
         }
-        self.both.waker.set(Some(context.waker().clone()));
         self.stopped.as_mut().poll(context).map(|_| Ended::Cancelled)
     }
 
@@ -127,8 +130,9 @@ impl Outgoing for Answer {
         let _awaited = connection.debts().owes();
         let mut allowance = streams::of_responses(shared);
         let mut since_ms = clock.elapsed_ms();
-        let mut heard_ms = since_ms;
-        let (mut sent_bytes, mut heard) = connection.moved();
+        // It is as far as that; what has passed since something was heard is not spent yet.
+        let mut seen = connection.progress();
+        let mut silent_ms = 0;
         loop {
             tokio::select! {
                 biased;
@@ -137,18 +141,24 @@ impl Outgoing for Answer {
                     Ok(None) | Err(_) => Ok(()),
                 },
                 () = connection.looked_at() => {
-                    let (now_ms, (all_bytes, datagrams)) = (clock.elapsed_ms(), connection.moved());
-                    // One that is not heard of is not slow: it may have no network for a moment.
-                    if datagrams != heard {
-                        allowance.spend(now_ms - since_ms);
-                        allowance.earn(all_bytes.saturating_sub(sent_bytes));
-                        (heard, heard_ms) = (datagrams, now_ms);
+                    let (now_ms, now) = (clock.elapsed_ms(), connection.progress());
+                    silent_ms += now_ms - since_ms;
+                    since_ms = now_ms;
+                    if now.acknowledged > seen.acknowledged {
+                        // It may have had no network for a while.
+                        allowance.spend(silent_ms.min(SILENCE_BORNE_MS));
+                        allowance.earn(if now.frames > seen.frames { now.bytes.saturating_sub(seen.bytes) } else { 0 });
+                        silent_ms = 0;
+                    } else if now.heard > seen.heard {
+                        // It is there, and takes nothing.
+                        allowance.spend(silent_ms);
+                        silent_ms = 0;
                     }
-                    (since_ms, sent_bytes) = (now_ms, all_bytes);
+                    seen = now;
                     if allowance.left_ms() == Some(0) {
                         return Err(Ended::TooSlow);
                     }
-                    if now_ms - heard_ms > GONE_MS {
+                    if silent_ms > GONE_MS {
                         shared.core.metrics.clients_gone_total.add(1);
                         return Err(Ended::Connection(End::Closed));
                     }
@@ -166,7 +176,7 @@ impl Outgoing for Answer {
             Fault::Incomplete => ErrorCode::RequestIncomplete,
         };
         // The client may have stopped it.
-        let _ = self.send.reset(code(self.both.fault.get().unwrap_or(why)));
+        let _ = self.send.reset(code(self.both.fault().unwrap_or(why)));
     }
 }
 

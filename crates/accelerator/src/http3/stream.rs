@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::rc::Rc;
-use std::task::Waker;
+use std::task::{Context, Poll, Waker};
 
 use quinn::{RecvStream, SendStream};
 use tidegate_http::http3::ErrorCode;
@@ -15,10 +15,30 @@ use crate::streams::{self, Ended, Fault, Shared};
 /// What both halves of a stream know.
 #[derive(Default)]
 pub(super) struct Both {
-    /// What is wrong with the request.
-    pub fault: Cell<Option<ErrorCode>>,
+    /// What is wrong with the request, or that its client has broken it off.
+    fault: Cell<Option<ErrorCode>>,
     /// Of whoever answers it.
-    pub waker: Cell<Option<Waker>>,
+    waker: Cell<Option<Waker>>,
+}
+
+impl Both {
+    /// There is to be no response, and why; its waker is left until there is a reason.
+    pub(super) fn poll_fault(&self, context: &Context<'_>) -> Poll<ErrorCode> {
+        if let Some(fault) = self.fault.get() {
+            return Poll::Ready(fault);
+        }
+        self.waker.set(Some(context.waker().clone()));
+        Poll::Pending
+    }
+
+    pub(super) fn fault(&self) -> Option<ErrorCode> {
+        self.fault.get()
+    }
+
+    pub(super) fn fail(&self, fault: ErrorCode) {
+        self.fault.set(Some(fault));
+        self.waker.take().iter().for_each(Waker::wake_by_ref);
+    }
 }
 
 /// Answers the request on a stream.
