@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::{io, mem};
 
 use quinn::{AsyncUdpSocket, Endpoint, EndpointConfig, Incoming, TokioRuntime};
+use tidegate_core::hooks::Slow;
 use tidegate_core::{NodeId, Verdict};
 use tidegate_http::http3::ErrorCode;
 use tokio::task::JoinHandle;
@@ -117,11 +118,7 @@ impl DataCore {
             return incoming.retry().unwrap_or_else(|error| error.into_incoming().refuse());
         }
         let ends = Ends { local, peer, sockets: Arc::clone(sockets) };
-        let Some(greeting) = Greeting::new(self, &ends) else { return incoming.refuse() };
-        if !self.has_room(peer) {
-            return incoming.refuse();
-        }
-        let place = Place(Rc::clone(self));
+        let Some(greeting) = Greeting::new(self, &ends, is_proved) else { return incoming.refuse() };
         if let Some(admission) = self.admission().filter(|_| is_proved) {
             match admission.on_connect(peer, local).0 {
                 Verdict::Continue => {}
@@ -143,18 +140,28 @@ impl DataCore {
         let core = Rc::clone(self);
         tokio::task::spawn_local(async move {
             let limit = core.http3.greetings.patience(core.plan().limits.header_timeout);
-            let Ok(Ok(quic)) = tokio::time::timeout(limit, connecting).await else {
-                core.metrics.tls_handshakes_failed_total.add(1);
-                return;
+            let quic = match tokio::time::timeout(limit, connecting).await {
+                Ok(Ok(quic)) => quic,
+                failed => {
+                    core.metrics.tls_handshakes_failed_total.add(1);
+                    if let (Err(_), Some(met)) = (failed, met) {
+                        core.too_slow(met.place, peer, Slow::Head);
+                    }
+                    return;
+                }
             };
             mem::drop(greeting);
+            // Those in the midst of their handshake, who may be nobody, take no place from others.
+            if !core.has_room(peer) {
+                return quic.close(code(ErrorCode::ExcessiveLoad), b"");
+            }
+            let _place = Place(Rc::clone(&core));
             core.metrics.connections_accepted_total.add(1);
             core.metrics.http3_connections_total.add(1);
             let Some(met) = met.or_else(|| Met::new(&core, peer)) else {
                 return quic.close(code(ErrorCode::NoError), b"");
             };
             serve_connection(Rc::new(Connection::new(&core, quic, ends, met.place))).await;
-            mem::drop(place);
         });
     }
 }

@@ -12,7 +12,7 @@ use ahash::RandomState;
 use crate::data_core::DataCore;
 use crate::http3::connection::Ends;
 
-/// Clients of a core that may be in the midst of their handshake, and those of one address or IPv6 network of 64 bits.
+/// Clients of a core that may be in the midst of their handshake, and those of one proved address or IPv6 network of 64 bits.
 const GREETING_IN_ALL: usize = 1024;
 const GREETING_OF_ONE: usize = 32;
 /// When there are so many of them, a handshake has to be over within a shorter time.
@@ -48,27 +48,34 @@ impl Greetings {
 /// One of them.
 pub(super) struct Greeting {
     core: Rc<DataCore>,
-    network: u128,
+    /// That of its address, if that is proved: whoever forges one takes nobody's share.
+    network: Option<u128>,
     number: u64,
 }
 
 impl Greeting {
     /// `None` if there are too many.
-    pub(super) fn new(core: &Rc<DataCore>, ends: &Ends) -> Option<Self> {
-        let network = match ends.peer.ip() {
+    pub(super) fn new(core: &Rc<DataCore>, client: &Ends, is_proved: bool) -> Option<Self> {
+        let Greetings { all, of, ends, next } = &core.http3.greetings;
+        let network = is_proved.then(|| match client.peer.ip() {
             IpAddr::V4(address) => address.to_bits().into(),
             IpAddr::V6(address) => address.to_bits() >> 64 << 64,
-        };
-        let Greetings { all, of, ends: known, next } = &core.http3.greetings;
-        let mut of = of.borrow_mut();
-        let count = of.get(&network).copied().unwrap_or(0);
-        (all.get() < GREETING_IN_ALL && count < GREETING_OF_ONE).then(|| {
-            all.set(all.get() + 1);
-            of.insert(network, count + 1);
-            let number = next.replace(next.get() + 1);
-            known.borrow_mut().insert(number, ends.clone());
-            Self { core: Rc::clone(core), network, number }
-        })
+        });
+        if all.get() >= GREETING_IN_ALL {
+            return None;
+        }
+        if let Some(network) = network {
+            let mut of = of.borrow_mut();
+            let count = of.entry(network).or_insert(0);
+            if *count >= GREETING_OF_ONE {
+                return None;
+            }
+            *count += 1;
+        }
+        all.set(all.get() + 1);
+        let number = next.replace(next.get() + 1);
+        ends.borrow_mut().insert(number, client.clone());
+        Some(Self { core: Rc::clone(core), network, number })
     }
 }
 
@@ -77,7 +84,9 @@ impl Drop for Greeting {
         let Greetings { all, of, ends, .. } = &self.core.http3.greetings;
         all.set(all.get() - 1);
         ends.borrow_mut().remove(&self.number);
-        if let Entry::Occupied(mut count) = of.borrow_mut().entry(self.network) {
+        if let Some(network) = self.network
+            && let Entry::Occupied(mut count) = of.borrow_mut().entry(network)
+        {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
                 count.remove();

@@ -1,6 +1,7 @@
 //! The client's half of a stream: a head, content, trailer fields.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use quinn::RecvStream;
@@ -15,6 +16,8 @@ use crate::http3::frames::{self, Frames};
 use crate::http3::stream::Both;
 use crate::streams::{self, Ended, Fault, Gone, Incoming};
 
+/// How long content that was stated to be none is looked for.
+const MOMENT: Duration = Duration::from_millis(100);
 /// Bytes of content that are handed on at once.
 const PIECE_BYTES: u64 = 64 * 1024;
 
@@ -104,10 +107,14 @@ impl Content {
         let RequestFacts { method, content_length, expects_continue, .. } = head.facts();
         self.promised = content_length;
         let has_content = match content_length {
-            Some(0) if self.goes_on().await? && self.trailers.is_none() => {
-                self.malformed();
-                return Err(Ended::Failed(Fault::Malformed));
-            }
+            // There are clients that do not say at once that there is none.
+            Some(0) => match tokio::time::timeout(MOMENT, self.goes_on()).await {
+                Ok(goes_on) if goes_on? && self.trailers.is_none() => {
+                    self.malformed();
+                    return Err(Ended::Failed(Fault::Malformed));
+                }
+                _ => false,
+            },
             Some(length) => length > 0,
             // What these have is seen when they go on; others may want an answer before they do.
             None if matches!(method, Method::Get | Method::Head) => self.goes_on().await?,

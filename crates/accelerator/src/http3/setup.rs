@@ -1,6 +1,7 @@
 //! What connections are accepted with: TLS, windows and times.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use quinn::crypto::rustls::{NoInitialCipherSuite, QuicServerConfig};
 use quinn::{ServerConfig, TransportConfig, VarInt};
@@ -16,9 +17,10 @@ const STREAMS_ONE_WAY: u32 = 8;
 const UNSEEN: usize = 256;
 const UNSEEN_BYTES: u64 = 16 * 1024;
 const UNSEEN_BYTES_IN_ALL: u64 = 1024 * 1024;
-/// For how long nothing may come on a connection (RFC 9000 §10.1). It is long because a request may wait for its response in
-/// silence (RFC 9114 §5.1); those without requests end much sooner.
-const SILENCE_MS: VarInt = VarInt::from_u32(3_600_000);
+/// For how long nothing may come on a connection (RFC 9000 §10.1). A client that waits for its response in silence (RFC 9114 §5.1)
+/// is asked meanwhile whether it is there; connections without requests end by deadlines of their own.
+const SILENCE_MS: VarInt = VarInt::from_u32(60_000);
+const SIGN_OF_LIFE: Duration = Duration::from_secs(25);
 /// Bytes of TLS that come out of order (RFC 9000 §7.5).
 const CRYPTO_BYTES: usize = 16 * 1024;
 
@@ -65,6 +67,7 @@ fn transport() -> TransportConfig {
         .stream_receive_window(STREAM_WINDOW_BYTES.into())
         .receive_window(CONNECTION_WINDOW_BYTES.into())
         .max_idle_timeout(Some(SILENCE_MS.into()))
+        .keep_alive_interval(Some(SIGN_OF_LIFE))
         .crypto_buffer_size(CRYPTO_BYTES)
         .datagram_receive_buffer_size(None);
     transport
