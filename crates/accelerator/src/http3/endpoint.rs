@@ -68,6 +68,13 @@ async fn accept(core: Rc<DataCore>, endpoint: Endpoint, sockets: Arc<Sockets>) {
 /// One of the connections that there may be.
 struct Place(Rc<DataCore>);
 
+impl Place {
+    /// `None` if there is none.
+    fn of(core: &Rc<DataCore>, peer: SocketAddr) -> Option<Self> {
+        core.has_room(peer).then(|| Self(Rc::clone(core)))
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         self.0.open.fetch_sub(1, Ordering::Relaxed);
@@ -119,6 +126,9 @@ impl DataCore {
         }
         let ends = Ends { local, peer, sockets: Arc::clone(sockets) };
         let Some(greeting) = Greeting::new(self, &ends, is_proved) else { return incoming.refuse() };
+        // Those in the midst of their handshake, who may be nobody, take no place from others; where there is none they need
+        // not begin.
+        let Some(_) = Place::of(self, peer) else { return incoming.refuse() };
         if let Some(admission) = self.admission().filter(|_| is_proved) {
             match admission.on_connect(peer, local).0 {
                 Verdict::Continue => {}
@@ -151,11 +161,9 @@ impl DataCore {
                 }
             };
             mem::drop(greeting);
-            // Those in the midst of their handshake, who may be nobody, take no place from others.
-            if !core.has_room(peer) {
+            let Some(_place) = Place::of(&core, peer) else {
                 return quic.close(code(ErrorCode::ExcessiveLoad), b"");
-            }
-            let _place = Place(Rc::clone(&core));
+            };
             core.metrics.connections_accepted_total.add(1);
             core.metrics.http3_connections_total.add(1);
             let Some(met) = met.or_else(|| Met::new(&core, peer)) else {
