@@ -68,7 +68,7 @@ source = \"10.1.1.0/40\"
          pseudonym, https_only, listen, certificate, acme, admin, upstream, route, cache, compression, limits, log, connection, request, block, \
          defence, classifier, exempt, filter, icap, gate, adapt, stress",
         "t.toml:6:11: listen.address: expected ADDRESS:PORT or :PORT, not 8080",
-        "t.toml:7:12: listen.protocol: expected \"http\", \"https\", \"dhttp\" or \"trickles\", not \"htps\"",
+        "t.toml:7:12: listen.protocol: expected \"http\", \"https\", \"dhttp\" or \"trickles\", not \"htps\"; did you mean \"https\"?",
         "t.toml:11:30: upstream.servers: expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or \
          unix:/PATH without a path of a URL, not \"https://127.0.0.1/app\"",
         "t.toml:11:55: upstream.servers: expected HOST:PORT, http://HOST:PORT, https://HOST:PORT or unix:/PATH, not 7",
