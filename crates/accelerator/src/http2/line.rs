@@ -16,21 +16,10 @@ use tokio::task::coop;
 use crate::data_core::DataCore;
 use crate::data_core::client::{Client, ClientStream};
 use crate::http2::frames::{Received, Sent};
+use crate::streams::borne;
 
 /// Bytes that are sent at once: those of the largest record of TLS (RFC 8446 §5.1).
 const GATHERED_BYTES: usize = 16 * 1024;
-/// Frames that ask for nothing which a connection may bring: so many in any case, and more for each stream and for each
-/// KiB that is sent to it. Those of browsers are a few for each stream, and one for some KiB.
-const IDLE_FRAMES: u64 = 1000;
-const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
-/// For each so many milliseconds it may bring one more: whoever stays for long asks now and then whether we are there.
-const IDLE_FRAMES_MS: u64 = 100;
-
-/// Frames that ask for nothing which a connection may have brought by now.
-fn borne(streams: u64, sent_bytes: u64, stayed_ms: u64) -> u64 {
-    IDLE_FRAMES + streams * IDLE_FRAMES_OF_A_STREAM + sent_bytes / 1024 + stayed_ms / IDLE_FRAMES_MS
-}
-
 /// A connection below the library.
 pub(super) struct Line {
     core: Rc<DataCore>,
@@ -208,18 +197,5 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.0.poll_send(context))?;
         Pin::new(&mut self.0.stream()).poll_shutdown(context)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_clients_bring_with_what_they_ask_for_and_while_they_stay_is_borne() {
-        assert_eq!(borne(0, 0, 0), 1000);
-        assert!(borne(0, 0, 24 * 3_600_000) > 24 * 3600, "a sign of life each second");
-        assert!(borne(0, 1 << 30, 0) > (1 << 30) / 1024, "room for each KiB");
-        assert!(borne(500, 0, 0) >= 10_000);
     }
 }

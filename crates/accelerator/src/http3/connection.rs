@@ -20,25 +20,14 @@ use crate::data_core::client::Introduced;
 use crate::http3::control::{self, Opened};
 use crate::http3::sockets::Sockets;
 use crate::http3::stream;
-use crate::streams::{Carrier, Debts, End, Shared, Streams};
+use crate::streams::{Carrier, Debts, End, Shared, Streams, borne};
 
 /// How long a client may take to let us say what concerns the connection.
 const MOMENT: Duration = Duration::from_millis(100);
 /// How long a connection stays after the announcement of its end, for what the client had sent by then.
 const AFTERTHOUGHTS: Duration = Duration::from_millis(100);
-/// Frames that ask for nothing which a connection may bring: so many in any case, and more for each stream and for each
-/// KiB of content, whichever way it goes.
-const IDLE_FRAMES: u64 = 1000;
-const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
-/// For each so many milliseconds it may bring one more.
-const IDLE_FRAMES_MS: u64 = 100;
 /// Frames of streams that a datagram may bring before there is more work in it than content.
 const STREAM_FRAMES: u64 = 4;
-
-/// Frames that ask for nothing which a connection may have brought by now.
-fn borne(streams: u64, moved_bytes: u64, stayed_ms: u64) -> u64 {
-    IDLE_FRAMES + streams * IDLE_FRAMES_OF_A_STREAM + moved_bytes / 1024 + stayed_ms / IDLE_FRAMES_MS
-}
 
 /// An address of IPv4 as such, also where a socket of IPv6 has it.
 pub(super) fn canonical(address: SocketAddr) -> SocketAddr {
@@ -69,8 +58,9 @@ pub(super) struct Connection {
     pub(super) place: Option<NodeId>,
     pub(super) debts: Debts,
     pub(super) opened: Opened,
-    /// Frames of its streams that ask for nothing, and how many of those are requests.
+    /// Frames of its streams that ask for nothing.
     idle: Cell<u64>,
+    /// Requests that it has begun.
     requests: Cell<u64>,
     /// Bytes of content that it has brought.
     content_bytes: Cell<u64>,
@@ -374,17 +364,4 @@ fn broken(connection: &Connection, error: &ConnectionError) -> ErrorCode {
         connection.has_failed.set(true);
     }
     ErrorCode::NoError
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_clients_bring_with_what_they_ask_for_and_while_they_stay_is_borne() {
-        assert_eq!(borne(0, 0, 0), 1000);
-        assert!(borne(0, 0, 24 * 3_600_000) > 24 * 3600, "a sign of life each second");
-        assert!(borne(0, 1 << 30, 0) > (1 << 30) / 1024, "room for each KiB");
-        assert!(borne(500, 0, 0) >= 10_000);
-    }
 }

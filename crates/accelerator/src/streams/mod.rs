@@ -33,6 +33,18 @@ const CANCELLED_MS: u64 = 1000;
 /// few bytes (RFC 7541 §2.3), so that heads take much more than what comes over the line.
 const HEADS_BYTES: usize = 1024 * 1024;
 
+/// Frames that ask for nothing which a connection may bring: so many in any case, and more for each stream and for each KiB of
+/// content. Those of browsers are a few for each stream, and one for some KiB.
+const IDLE_FRAMES: u64 = 1000;
+const IDLE_FRAMES_OF_A_STREAM: u64 = 20;
+/// For each so many milliseconds it may bring one more: whoever stays for long asks now and then whether we are there.
+const IDLE_FRAMES_MS: u64 = 100;
+
+/// Frames that ask for nothing which a connection may have brought by now (RFC 9113 §10.5, RFC 9114 §10.5).
+pub(crate) fn borne(streams: u64, content_bytes: u64, stayed_ms: u64) -> u64 {
+    IDLE_FRAMES + streams * IDLE_FRAMES_OF_A_STREAM + content_bytes / 1024 + stayed_ms / IDLE_FRAMES_MS
+}
+
 /// Streams of one connection, as its task and theirs see them.
 #[derive(Default)]
 pub(crate) struct Streams {
@@ -267,5 +279,13 @@ mod tests {
         assert!(!streams.is_rapid_reset(2000), "as who looks for a place in a film");
         streams.begun.set(2 * CANCELLED + 2);
         assert!(!streams.is_rapid_reset(0), "most are wanted");
+    }
+
+    #[test]
+    fn what_clients_bring_with_what_they_ask_for_and_while_they_stay_is_borne() {
+        assert_eq!(borne(0, 0, 0), 1000);
+        assert!(borne(0, 0, 24 * 3_600_000) > 24 * 3600, "a sign of life each second");
+        assert!(borne(0, 1 << 30, 0) > (1 << 30) / 1024, "room for each KiB");
+        assert!(borne(500, 0, 0) >= 10_000);
     }
 }

@@ -88,22 +88,6 @@ pub enum HeadError {
     Malformed,
 }
 
-impl HeadError {
-    /// What the stream or the connection ends with.
-    pub const fn code(self) -> ErrorCode {
-        match self {
-            Self::Compression => ErrorCode::QpackDecompressionFailed,
-            Self::TooLarge | Self::LongTarget => ErrorCode::ExcessiveLoad,
-            Self::Malformed => ErrorCode::MessageError,
-        }
-    }
-
-    /// Whether the connection ends with it, and not the stream alone (RFC 9204 §2.2).
-    pub const fn ends_connection(self) -> bool {
-        matches!(self, Self::Compression)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -114,13 +98,5 @@ mod tests {
         assert_eq!(codes, (0x100..=0x110).chain(0x200..=0x202).collect::<Vec<_>>());
         assert_eq!(ErrorCode::MessageError.code(), 0x10e);
         assert_eq!(ErrorCode::MessageError.name(), "H3_MESSAGE_ERROR");
-    }
-
-    #[test]
-    fn only_a_section_that_cannot_be_decoded_ends_the_connection() {
-        let of = |error: HeadError| (error.code().code(), error.ends_connection());
-        assert_eq!(of(HeadError::Compression), (0x200, true));
-        assert_eq!(of(HeadError::TooLarge), (0x107, false));
-        assert_eq!(of(HeadError::Malformed), (0x10e, false));
     }
 }
