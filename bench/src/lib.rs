@@ -5,6 +5,7 @@
 pub mod bare;
 pub mod dhttp;
 pub mod h2load;
+pub mod h3load;
 pub mod idle;
 pub mod machine;
 pub mod peers;

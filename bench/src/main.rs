@@ -16,7 +16,7 @@ use clap::{Parser, Subcommand};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tidegate_bench::machine::Watch;
 use tidegate_bench::peers::install;
-use tidegate_bench::{bare, dhttp};
+use tidegate_bench::{bare, dhttp, h3load};
 
 use crate::scenarios::{SCENARIOS, Scenario};
 
@@ -56,16 +56,19 @@ enum Internal {
     },
     /// Compare small answers by DHTTP with nginx's over connections that are kept.
     Dhttp,
+    /// Load a server by HTTP/3, and print how many answers came.
+    Http3(h3load::Load),
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let mut cli = Cli::parse();
     raise_descriptor_limit();
-    let result = match &cli.command {
+    let result = match cli.command.take() {
         Some(Internal::Bare { address, size_bytes }) => {
-            bare::serve(*address, *size_bytes).map_err(|error| format!("bare: {error}"))
+            bare::serve(address, size_bytes).map_err(|error| format!("bare: {error}"))
         }
         Some(Internal::Dhttp) => dhttp::compare(&cli.tidegate, cli.rounds, cli.seconds),
+        Some(Internal::Http3(load)) => load.print(),
         None => compare(&cli),
     };
     match result {

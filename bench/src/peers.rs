@@ -74,8 +74,8 @@ pub struct Peer {
     process: Child,
     /// Whether the process that was started has others do the work.
     forks: bool,
-    /// Whether it speaks TLS.
-    encrypted: bool,
+    /// What it shows to clients, if it speaks TLS.
+    certificate: Option<PathBuf>,
 }
 
 impl Peer {
@@ -92,7 +92,7 @@ impl Peer {
         let stderr = complaints.try_clone().map_err(|error| error.to_string())?;
         pinned.stdin(Stdio::null()).stdout(Stdio::null()).stderr(stderr);
         let process = pinned.spawn().map_err(|error| format!("cannot start {name} by taskset: {error}"))?;
-        let mut peer = Self { name, address, process, forks: false, encrypted: false };
+        let mut peer = Self { name, address, process, forks: false, certificate: None };
         let deadline = Instant::now() + START_TIMEOUT;
         while TcpStream::connect(address).is_err() {
             if let Ok(Some(status)) = peer.process.try_wait() {
@@ -115,14 +115,19 @@ impl Peer {
 
     /// The same server, which speaks TLS.
     #[must_use]
-    pub(crate) fn encrypted(mut self) -> Self {
-        self.encrypted = true;
+    pub(crate) fn encrypted(mut self, certificate: &Certificate) -> Self {
+        self.certificate = Some(certificate.chain.clone());
         self
+    }
+
+    /// The file with its certificate, if it speaks TLS.
+    pub(crate) fn certificate(&self) -> Option<&Path> {
+        self.certificate.as_deref()
     }
 
     /// The object's URL.
     pub(crate) fn url(&self) -> String {
-        let scheme = if self.encrypted { "https" } else { "http" };
+        let scheme = if self.certificate.is_some() { "https" } else { "http" };
         format!("{scheme}://{}/object", self.address)
     }
 
@@ -136,7 +141,7 @@ impl Peer {
     /// # Errors
     /// A sentence that says what came instead.
     pub fn verify(&self, size_bytes: usize) -> Result<(), String> {
-        let answer = if self.encrypted { self.ask_by_curl()? } else { self.ask()? };
+        let answer = if self.certificate.is_some() { self.ask_by_curl()? } else { self.ask()? };
         let head = answer.windows(4).position(|window| window == b"\r\n\r\n").map_or(0, |at| at + 4);
         let body = &answer[head..];
         let right = answer.starts_with(b"HTTP/1.1 200")

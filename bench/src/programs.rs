@@ -63,7 +63,7 @@ impl Peer {
             certificate.key.display(),
             site.directory.display()
         );
-        nginx(site, address, &server).map(Self::encrypted)
+        nginx(site, address, &server).map(|peer| peer.encrypted(&certificate))
     }
 
     /// nginx before an upstream, whose connections it keeps.
@@ -91,14 +91,14 @@ impl Peer {
         })
     }
 
-    /// As [`Self::tidegate`], over TLS.
+    /// As [`Self::tidegate`], over TLS and by HTTP/3.
     ///
     /// # Errors
     /// A sentence that says why it does not run.
     pub fn tidegate_tls(binary: &Path, site: &Site) -> Result<Self, String> {
         let (address, admin, certificate) = (free_address()?, free_address()?, site.certificate()?);
         let config = format!(
-            "workers = 1\n[admin]\naddress = \"{admin}\"\n[[listen]]\naddress = \"{address}\"\nprotocol = \"https\"\n\
+            "workers = 1\n[admin]\naddress = \"{admin}\"\n[[listen]]\naddress = \"{address}\"\nprotocol = \"https\"\nhttp3 = true\n\
              [[certificate]]\nchain = \"{}\"\nkey = \"{}\"\n[[route]]\nroot = \"{}\"\n",
             certificate.chain.display(),
             certificate.key.display(),
@@ -107,7 +107,7 @@ impl Peer {
         let config = site.write("tls.toml", &config)?;
         let mut command = Command::new(binary);
         command.args(["run", "--config"]).arg(config);
-        Self::start("tidegate", SERVER_CORE, address, &command).map(Self::encrypted)
+        Ok(Self::start("tidegate", SERVER_CORE, address, &command)?.encrypted(&certificate))
     }
 
     /// tidegate with one data core that serves DHTTP at the second address returned.
@@ -189,7 +189,7 @@ impl Peer {
              \x20 default_backend origin\nbackend origin\n  server origin {origin}\n",
             certificate.both.display()
         );
-        haproxy(site, address, &proxy).map(Self::encrypted)
+        haproxy(site, address, &proxy).map(|peer| peer.encrypted(&certificate))
     }
 
     /// haproxy with one thread before an upstream, whose connections it keeps; without a cache.
@@ -261,6 +261,27 @@ impl Peer {
         );
         // Slow clients hold more connections than other scenarios open.
         haproxy_with(site, address, &HAPROXY.replace("12000", "16000"), &proxy)
+    }
+
+    /// caddy with a directory of files, over TLS and by HTTP/3.
+    ///
+    /// # Errors
+    /// A sentence that says why it does not run.
+    pub fn caddy(site: &Site) -> Result<Self, String> {
+        let (address, certificate) = (free_address()?, site.certificate()?);
+        let config = format!(
+            "{{\n  admin off\n  auto_https off\n  default_sni localhost\n}}\n:{} {{\n  bind {}\n  tls {} {}\n\
+             \x20 root * {}\n  file_server\n}}\n",
+            address.port(),
+            address.ip(),
+            certificate.chain.display(),
+            certificate.key.display(),
+            site.directory.display()
+        );
+        let config = site.write("Caddyfile", &config)?;
+        let mut command = Command::new("caddy");
+        command.args(["run", "--adapter", "caddyfile", "--config"]).arg(config);
+        Ok(Self::start("caddy", SERVER_CORE, address, &command)?.encrypted(&certificate))
     }
 
     /// varnishd with its cache in memory before an origin.

@@ -22,11 +22,12 @@ pub(crate) fn page(results: &[(&Scenario, Results)], cli: &Cli, others_percent: 
     page.push_str(SETTINGS);
     let _ = writeln!(
         page,
-        "\nKernel {}; {}; {}; {}. Other programs used {others_percent:.1} % of the machine meanwhile.\n",
+        "\nKernel {}; {}; {}; {}; caddy {}. Other programs used {others_percent:.1} % of the machine meanwhile.\n",
         first_line("uname", &["-r"]),
         first_line("nginx", &["-v"]).replace("nginx version: ", ""),
         first_line("haproxy", &["-v"]),
-        first_line("varnishd", &["-V"])
+        first_line("varnishd", &["-V"]),
+        first_line("caddy", &["version"])
     );
     if others_percent > BUSY_PERCENT {
         page.push_str("> These figures are not to be trusted: the machine was busy with other work.\n\n");
@@ -52,10 +53,12 @@ const SETTINGS: &str = "\
 - **haproxy**: one thread, the object in its cache; as a proxy, without a cache, upstream connections kept.
 - **varnish**: one thread pool, malloc storage, the object in its cache, no log records of requests; as a proxy, every
   request passed, upstream connections kept.
+- **caddy**: one core, static file, no log.
 
 Misses: every request has a URL of its own. The origin is the bare responder, beside the load on core 1; its answers have
 no freshness, so that no server may keep them. Over TLS: 1.3 with a certificate for ECDSA over P-256; with `Connection: close` every
-request has a whole handshake of its own; by HTTP/2 (h2load) each connection has ten requests at once. In the other scenarios the origin is gone once the caches are filled.
+request has a whole handshake of its own; by HTTP/2 (h2load) and by HTTP/3 (a client over quinn) each connection has ten requests at once.
+Debian's nginx and haproxy have no HTTP/3: beside it stand nginx and tidegate by HTTP/2. In the other scenarios the origin is gone once the caches are filled.
 Idle connections: anonymous memory (RssAnon) of all processes of a server, before 10,000 connections are opened and after
 each of them has had one request answered; a new server each round. The kernel's own memory is not in it.
 ";
@@ -80,12 +83,13 @@ fn load(page: &mut String, scenario: &Scenario, entries: &[Entry<Figure>]) {
             let _ = writeln!(page, "{}: {late} requests had no answer for 2 s.\n", server.label());
         }
     }
+    let Some(goal) = scenario.goal else { return };
     let verdict = |server| match ratio(entries, server) {
-        Some(ratio) if ratio.median >= scenario.goal => format!("reached ({:.2})", ratio.median),
+        Some(ratio) if ratio.median >= goal => format!("reached ({:.2})", ratio.median),
         Some(ratio) => format!("missed ({:.2})", ratio.median),
         None => "not measured".to_owned(),
     };
-    let _ = write!(page, "Goal {:.1} times nginx: {}", scenario.goal, verdict(Server::Tidegate));
+    let _ = write!(page, "Goal {goal:.1} times nginx: {}", verdict(Server::Tidegate));
     if entries.iter().any(|entry| entry.server == Server::Pipelining) {
         let _ = write!(page, "; with pipelining {}", verdict(Server::Pipelining));
     }
@@ -99,13 +103,14 @@ fn idle(page: &mut String, scenario: &Scenario, entries: &[Entry<f64>]) {
     }
     page.push('\n');
     left_out(page, entries);
+    let Some(goal) = scenario.goal else { return };
     let own = measured(entries).find(|(server, _)| *server == Server::Tidegate);
     let _ = match own.and_then(|(_, figures)| Spread::of(figures.iter().copied())) {
         Some(own) => {
-            let verdict = if own.median <= scenario.goal { "reached" } else { "missed" };
-            writeln!(page, "Goal at most {:.0} bytes: {verdict} ({:.0}).\n", scenario.goal, own.median)
+            let verdict = if own.median <= goal { "reached" } else { "missed" };
+            writeln!(page, "Goal at most {goal:.0} bytes: {verdict} ({:.0}).\n", own.median)
         }
-        None => writeln!(page, "Goal at most {:.0} bytes: not measured.\n", scenario.goal),
+        None => writeln!(page, "Goal at most {goal:.0} bytes: not measured.\n"),
     };
 }
 
@@ -149,7 +154,7 @@ mod tests {
     use crate::scenarios::Kind;
 
     const SCENARIO: Scenario =
-        Scenario { name: "a load", size_bytes: 1, connections: 1, kind: Kind::Cached, goal: 1.6 };
+        Scenario { name: "a load", size_bytes: 1, connections: 1, kind: Kind::Cached, goal: Some(1.6) };
 
     fn entry(server: Server, cpu_us: &[f64]) -> Entry<Figure> {
         let figure = |cpu_us: &f64| Figure { requests_per_s: 100.0, cpu_us_per_request: *cpu_us, late: 0 };
@@ -170,6 +175,17 @@ mod tests {
     }
 
     #[test]
+    fn without_a_goal_there_is_no_verdict() {
+        let mut page = String::new();
+        let entries = [entry(Server::Nginx, &[10.0]), entry(Server::Tidegate, &[20.0])];
+        load(&mut page, &Scenario { goal: None, ..SCENARIO }, &entries);
+        assert!(
+            page.ends_with("| tidegate | 100 (100–100) | 20.00 (20.00–20.00) | 0.50 (0.50–0.50) |\n\n"),
+            "{page}"
+        );
+    }
+
+    #[test]
     fn a_server_that_failed_and_requests_that_were_late_are_named() {
         let mut page = String::new();
         let mut nginx = entry(Server::Nginx, &[10.0]);
@@ -183,7 +199,7 @@ mod tests {
 
     #[test]
     fn memory_beyond_the_goal_misses_it() {
-        let scenario = Scenario { goal: 2048.0, ..SCENARIO };
+        let scenario = Scenario { goal: Some(2048.0), ..SCENARIO };
         let mut page = String::new();
         idle(&mut page, &scenario, &[Entry { server: Server::Tidegate, figures: Ok(vec![2049.0]) }]);
         assert!(page.contains("| tidegate | 2049 (2049–2049) |"), "{page}");

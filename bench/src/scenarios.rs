@@ -5,13 +5,13 @@ use std::path::Path;
 
 use tidegate_bench::peers::{Peer, Site, install, settle};
 use tidegate_bench::wrk::{Figure, Load};
-use tidegate_bench::{h2load, idle};
+use tidegate_bench::{h2load, h3load, idle};
 
 use crate::Cli;
 
 /// For [`Server::Pipelining`].
 const PIPELINE: &str = "pipeline = 32\n";
-/// Requests at once on each connection of [`Kind::Http2`], as of a page with its parts.
+/// Requests at once on each connection of [`Kind::Http2`] and [`Kind::Http3`], as of a page with its parts.
 const STREAMS: usize = 10;
 /// Processor time of the origin for a request, below which the answers cannot have come from it.
 const LEAST_ORIGIN_US: f64 = 0.5;
@@ -22,8 +22,9 @@ pub(crate) struct Scenario {
     pub size_bytes: usize,
     pub connections: usize,
     pub kind: Kind,
-    /// The least ratio to nginx's requests per CPU-second; of [`Kind::Idle`], the most bytes for a connection.
-    pub goal: f64,
+    /// The least ratio to nginx's requests per CPU-second; of [`Kind::Idle`], the most bytes for a connection. Nothing
+    /// where nginx does something else.
+    pub goal: Option<f64>,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -38,6 +39,8 @@ pub(crate) enum Kind {
     Encrypted,
     /// As [`Self::Encrypted`], by HTTP/2 with [`STREAMS`] requests at once on each connection.
     Http2,
+    /// As [`Self::Http2`], by HTTP/3, beside servers by HTTP/2.
+    Http3,
     /// As [`Self::Close`], over TLS: a whole handshake for each request.
     Handshakes,
     /// Memory of connections on which nothing happens.
@@ -46,15 +49,19 @@ pub(crate) enum Kind {
 
 impl Kind {
     fn is_encrypted(self) -> bool {
-        matches!(self, Self::Encrypted | Self::Http2 | Self::Handshakes)
+        matches!(self, Self::Encrypted | Self::Http2 | Self::Http3 | Self::Handshakes)
     }
 }
 
 const fn load(name: &'static str, size_bytes: usize, connections: usize, kind: Kind, goal: f64) -> Scenario {
-    Scenario { name, size_bytes, connections, kind, goal }
+    Scenario { name, size_bytes, connections, kind, goal: Some(goal) }
 }
 
-pub(crate) const SCENARIOS: [Scenario; 14] = [
+const fn http3(name: &'static str, size_bytes: usize) -> Scenario {
+    Scenario { name, size_bytes, connections: 32, kind: Kind::Http3, goal: None }
+}
+
+pub(crate) const SCENARIOS: [Scenario; 17] = [
     load("612 B, 32 connections", 612, 32, Kind::Cached, 1.6),
     load("612 B, 512 connections", 612, 512, Kind::Cached, 1.6),
     load("612 B, 10,000 connections", 612, 10_000, Kind::Cached, 1.6),
@@ -67,6 +74,9 @@ pub(crate) const SCENARIOS: [Scenario; 14] = [
     load("100 KiB over TLS, 32 connections", 100 << 10, 32, Kind::Encrypted, 1.0),
     load("612 B over HTTP/2, 32 connections", 612, 32, Kind::Http2, 1.0),
     load("8 KiB over HTTP/2, 32 connections", 8 << 10, 32, Kind::Http2, 1.0),
+    http3("612 B over HTTP/3, 32 connections", 612),
+    http3("8 KiB over HTTP/3, 32 connections", 8 << 10),
+    http3("100 KiB over HTTP/3, 32 connections", 100 << 10),
     load("612 B over TLS, Connection: close", 612, 32, Kind::Handshakes, 1.0),
     load("memory of 10,000 idle connections", 612, 10_000, Kind::Idle, 2048.0),
 ];
@@ -81,12 +91,16 @@ pub(crate) enum Server {
     Pipelining,
     Haproxy,
     Varnish,
+    /// By HTTP/2, where [`Self::Tidegate`] is asked by HTTP/3.
+    TidegateHttp2,
+    Caddy,
 }
 
 impl Server {
     const ALL: &[Self] = &[Self::Bare, Self::Nginx, Self::Tidegate, Self::Haproxy, Self::Varnish];
     const PROXIES: &[Self] = &[Self::Nginx, Self::Tidegate, Self::Pipelining, Self::Haproxy, Self::Varnish];
     const WITH_TLS: &[Self] = &[Self::Nginx, Self::Tidegate, Self::Haproxy];
+    const WITH_HTTP3: &[Self] = &[Self::Nginx, Self::TidegateHttp2, Self::Tidegate, Self::Caddy];
 
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -96,6 +110,8 @@ impl Server {
             Self::Pipelining => "tidegate, pipelining",
             Self::Haproxy => "haproxy",
             Self::Varnish => "varnish",
+            Self::TidegateHttp2 => "tidegate, HTTP/2",
+            Self::Caddy => "caddy",
         }
     }
 
@@ -110,10 +126,10 @@ impl Server {
             Self::Nginx if misses => Peer::nginx_proxy(&site, origin),
             Self::Nginx if encrypted => Peer::nginx_tls(&site),
             Self::Nginx => Peer::nginx(&site),
-            Self::Tidegate if encrypted => Peer::tidegate_tls(&cli.tidegate, &site),
+            Self::Tidegate | Self::TidegateHttp2 if encrypted => Peer::tidegate_tls(&cli.tidegate, &site),
             Self::Tidegate if misses => Peer::tidegate_proxy(&cli.tidegate, &site, origin, ""),
             Self::Pipelining => Peer::tidegate_proxy(&cli.tidegate, &site, origin, PIPELINE),
-            Self::Tidegate => Peer::tidegate(&cli.tidegate, &site, ""),
+            Self::Tidegate | Self::TidegateHttp2 => Peer::tidegate(&cli.tidegate, &site, ""),
             Self::Haproxy => {
                 install("haproxy", "haproxy")?;
                 match scenario.kind {
@@ -125,6 +141,10 @@ impl Server {
             Self::Varnish => {
                 install("varnishd", "varnish")?;
                 if misses { Peer::varnish_proxy(&site, origin) } else { Peer::varnish(&site, origin) }
+            }
+            Self::Caddy => {
+                install("caddy", "caddy")?;
+                Peer::caddy(&site)
             }
         }?;
         peer.verify(scenario.size_bytes)?;
@@ -155,11 +175,12 @@ impl Scenario {
 
     fn load(&self, cli: &Cli, directory: &Path) -> Result<Vec<Entry<Figure>>, String> {
         let origin = self.origin(directory)?;
-        if self.kind == Kind::Http2 {
+        if matches!(self.kind, Kind::Http2 | Kind::Http3) {
             install("h2load", "nghttp2-client")?;
         }
         let servers = match self.kind {
             Kind::Misses => Server::PROXIES,
+            Kind::Http3 => Server::WITH_HTTP3,
             kind if kind.is_encrypted() => Server::WITH_TLS,
             _ => Server::ALL,
         };
@@ -178,8 +199,12 @@ impl Scenario {
                 seconds: self.seconds(cli),
             };
             let before = origin.as_ref().map_or(Ok(0.0), Peer::cpu_s)?;
-            let figure = match self.kind {
-                Kind::Http2 => h2load::run(peer, self.connections, STREAMS, self.seconds(cli))?,
+            let (connections, seconds) = (self.connections, self.seconds(cli));
+            let figure = match (self.kind, servers[index]) {
+                (Kind::Http2, _) | (Kind::Http3, Server::Nginx | Server::TidegateHttp2) => {
+                    h2load::run(peer, connections, STREAMS, seconds)?
+                }
+                (Kind::Http3, _) => h3load::run(peer, self.size_bytes, connections, STREAMS, seconds)?,
                 _ => load.run(peer)?,
             };
             if let Some(origin) = &origin {
