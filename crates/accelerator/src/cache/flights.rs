@@ -233,6 +233,12 @@ impl Flights {
 }
 
 impl Flight {
+    /// An outcome is final: the first one counts.
+    fn end(&self, outcome: Outcome) {
+        let _ = self.outcome.set(outcome);
+        self.changed.notify_waiters();
+    }
+
     fn new(key: &[u8], epoch: Epoch) -> Arc<Self> {
         let (answered, outcome, changed) = Default::default();
         Arc::new(Self { key: key.into(), epoch, answered, outcome, changed })
@@ -278,15 +284,16 @@ impl Leader {
     }
 
     fn end(&self, outcome: Outcome) {
-        // Another request may have overtaken this one.
-        if let Entry::Occupied(current) = self.flights.shard(self.hash).entry(self.hash)
-            && Arc::ptr_eq(current.get(), &self.flight)
-        {
-            current.remove();
+        let Self { flights, hash, flight, .. } = self;
+        if let Entry::Occupied(current) = flights.shard(*hash).entry(*hash) {
+            if Arc::ptr_eq(current.get(), flight) {
+                current.remove();
+            } else if outcome == Outcome::NotShared && current.get().is_of(&flight.key, flight.epoch) {
+                // It has been overtaken, by one that will have as little for those who wait for it.
+                current.remove().end(outcome);
+            }
         }
-        // An outcome is final: the first one counts.
-        let _ = self.flight.outcome.set(outcome);
-        self.flight.changed.notify_waiters();
+        flight.end(outcome);
     }
 }
 
@@ -371,9 +378,24 @@ mod tests {
         let Join::Follow(flight) = flights.join(b"k", epoch, false) else { panic!("the second one follows") };
         let next = flights.overtake(&flight, false).expect("it leads now");
         assert!(flights.overtake(&flight, false).is_none(), "two overtake one");
-        late.finish(Outcome::NotShared);
+        late.finish(Outcome::Stored);
         let Join::Follow(current) = flights.join(b"k", epoch, false) else { panic!("the flight was ended") };
         assert!(Arc::ptr_eq(&current, &next.flight));
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn a_late_answer_for_one_request_alone_has_nobody_wait_for_the_next() {
+        let flights = Arc::new(Flights::default());
+        let epoch = flights.epoch(b"k");
+        let Join::Lead(late) = flights.join(b"k", epoch, false) else { panic!("the first one leads") };
+        let Join::Follow(flight) = flights.join(b"k", epoch, false) else { panic!("the second one follows") };
+        let next = flights.overtake(&flight, false).expect("it leads now");
+        let Join::Follow(current) = flights.join(b"k", epoch, false) else { panic!("it follows nobody") };
+        late.finish(Outcome::NotShared);
+        assert!(matches!(current.news(true).await, News::Ended(Outcome::NotShared)));
+        // Nothing is left of it, whatever becomes of the other.
+        drop(next);
+        assert!(flights.shards.iter().all(|shard| shard.lock().unwrap().is_empty()));
     }
 
     #[test]

@@ -288,7 +288,7 @@ impl Policy {
             ABSENT => asked_s,
             limit_s => Some(limit_s.max(asked_s.unwrap_or(0))),
         };
-        limit_s.is_some_and(|limit_s| self.may_serve_stale(request, now_s, limit_s))
+        limit_s.is_some_and(|limit_s| self.may_serve_stale(now_s, limit_s))
     }
 
     /// Whether a stale response may be sent because the upstream cannot be reached (RFC 9111 §4.2.4): for as long as
@@ -300,7 +300,7 @@ impl Policy {
             limit_s => limit_s,
         };
         let asked_s = self.stale_if_error_asked(request).unwrap_or(0);
-        self.may_serve_stale(request, now_s, limit_s.max(asked_s))
+        self.may_serve_stale(now_s, limit_s.max(asked_s))
     }
 
     fn stale_if_error_asked(&self, request: &RequestDirectives) -> Option<u32> {
@@ -319,13 +319,11 @@ impl Policy {
         self.has(NEVER_STALE) && self.ttl_s(now_s) <= 0
     }
 
-    fn may_serve_stale(&self, request: &RequestDirectives, now_s: u64, limit_s: u32) -> bool {
-        let age_s = self.age_s(now_s);
-        let staleness_s = age_s.saturating_sub(u64::from(self.lifetime_s));
-        !self.has(NO_CACHE | NEVER_STALE)
-            && !request.no_cache
-            && request.max_age_s.is_none_or(|limit_s| age_s <= u64::from(limit_s))
-            && staleness_s <= u64::from(limit_s)
+    /// The origin has been asked in vain. That a client would rather have its word (RFC 9111 §5.2.1: what requests say are
+    /// preferences), as browsers do on every reload, makes an error no better an answer.
+    fn may_serve_stale(&self, now_s: u64, limit_s: u32) -> bool {
+        let staleness_s = self.age_s(now_s).saturating_sub(u64::from(self.lifetime_s));
+        !self.has(NO_CACHE | NEVER_STALE) && staleness_s <= u64::from(limit_s)
     }
 
     /// Age at `now_s`, in seconds (RFC 9111 §4.2.3: `current_age`).
