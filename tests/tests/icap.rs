@@ -266,6 +266,26 @@ fn head_of(stream: &mut TcpStream) -> Option<String> {
     String::from_utf8(head).ok()
 }
 
+/// Three such requests had the service left out for a while, for everybody.
+#[test]
+fn service_may_answer_head_as_it_answers_get() {
+    let denial: &[u8] = b"ICAP/1.0 200 OK\r\nEncapsulated: res-hdr=0, res-body=45\r\n\r\n\
+        HTTP/1.1 403 Forbidden\r\nContent-Length: 5\r\n\r\n5\r\nnever\r\n0\r\n\r\n";
+    for on in ["requests", "responses"] {
+        let origin = Origin::start(|_| Reply::ok("here"));
+        let service = Hostile::start("", &[denial]);
+        let lines = format!("on = \"{on}\"\nfailure = \"open\"");
+        let tidegate = one_core(&origin).tables(&table(service.port, "x", &lines)).start();
+        let mut client = Client::connect(tidegate.address());
+        for _ in 0..5 {
+            assert_eq!(client.request("HEAD", "/", "").status, 403, "{on}");
+            let answer = client.request("GET", "/", "");
+            assert_eq!((answer.status, answer.text().as_str()), (403, "never"), "{on}");
+        }
+        assert_eq!(tidegate.metric("tidegate_icap_failures_total"), 0.0, "{on}");
+    }
+}
+
 /// A server's answers that are no decision.
 const NONSENSE: &[&[u8]] = &[
     b"",

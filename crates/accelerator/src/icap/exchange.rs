@@ -28,6 +28,13 @@ pub(crate) struct Question<'q> {
     pub has_body: bool,
 }
 
+impl Question<'_> {
+    /// Whether a response that a service makes may have content.
+    pub(crate) fn wants_content(&self) -> bool {
+        self.http_method != HttpMethod::Head
+    }
+}
+
 /// What the service has decided.
 pub(crate) enum Decided<B> {
     /// The message goes on as it is, as far as the service in this state is concerned.

@@ -88,14 +88,16 @@ pub(crate) fn read_request(
     is_whole.then(|| Adapted { bytes: out, parsed: parser.parsed(), length })
 }
 
-/// Reads a final response's head, an answer to `method`, and gives it the framing of the body that follows.
+/// Reads a final response's head, an answer to `method`, and gives it the framing of the body that follows. To HEAD none
+/// follows, whatever a service makes of it: many answer as they would answer GET (RFC 9110 §9.3.2).
 pub(crate) fn read_response(bytes: &[u8], has_body: bool, method: Method) -> Option<Adapted<ParsedResponse>> {
     // The service may add fields to those of an origin.
     let limits = HeadLimits { fields: 1000, head_bytes: 256 * 1024, ..HeadLimits::default() };
     let mut parser = ResponseParser::new(limits);
     parser.reset(method);
     let head = whole(parser.parse(bytes).ok()?, bytes.len()).then(|| parser.head(bytes))?;
-    let never_has_body = matches!(head.status, 204 | 304) || method == Method::Head;
+    let has_body = has_body && method != Method::Head;
+    let never_has_body = matches!(head.status, 204 | 304);
     if head.status < 200 || (has_body && never_has_body) {
         return None;
     }
@@ -104,7 +106,7 @@ pub(crate) fn read_response(bytes: &[u8], has_body: bool, method: Method) -> Opt
     write_response_fields(&head, |id, _| is_framing(id), &mut out);
     let length = announced(head.framing).filter(|_| has_body);
     match (has_body, length) {
-        (false, _) if never_has_body => {}
+        (false, _) if never_has_body || method == Method::Head => {}
         (false, _) => write_length(0, &mut out),
         (true, Some(length)) => write_length(length, &mut out),
         (true, None) => out.extend_from_slice(b"Transfer-Encoding: chunked\r\n"),
@@ -183,7 +185,9 @@ mod tests {
             false,
             Method::Get
         ));
-        assert!(!read(b"HTTP/1.1 200 OK\r\n\r\n", true, Method::Head));
+        let to_head =
+            read_response(b"HTTP/1.1 403 No\r\nContent-Length: 5\r\n\r\n", true, Method::Head).unwrap();
+        assert_eq!((&to_head.bytes[..], to_head.length), (&b"HTTP/1.1 403 No\r\n\r\n"[..], None));
         assert!(!read(b"HTTP/1.1 200 OK\r\n\r\nextra", true, Method::Get));
     }
 }

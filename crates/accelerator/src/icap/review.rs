@@ -142,8 +142,8 @@ fn adapt_request<B: RequestBody>(
         let adapted = match sections.body {
             Body::None => heads::read_response(head, false, question.http_method).map(|head| (head, None)),
             Body::Response => heads::read_response(head, true, question.http_method).map(|head| {
-                let length = head.length;
-                (head, Some(AdaptedBody::<OriginBody>::new(link, None, length)))
+                let content = AdaptedBody::<OriginBody>::new(link, None, head.length);
+                (head, question.wants_content().then_some(content))
             }),
             _ => None,
         };
@@ -255,7 +255,10 @@ fn adapt_response(
     let Some(head) = adapted else { return Err(is_restorable.then_some(body)) };
     let length = head.length;
     let content = match has_body {
-        true => Some(AdaptedBody::new(link, upload.map(|upload| (upload, body)), length)),
+        true => {
+            let content = AdaptedBody::new(link, upload.map(|upload| (upload, body)), length);
+            question.wants_content().then_some(content)
+        }
         false => {
             link.finish();
             None
