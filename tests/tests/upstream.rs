@@ -4,7 +4,7 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -248,6 +248,43 @@ fn server_that_fails_its_health_check_gets_no_requests_until_it_passes_again() {
     eventually("it is left out", || (!answers().contains(&"checked".to_owned())).then_some(()));
     healthy.store(true, Ordering::SeqCst);
     eventually("it is back", || answers().contains(&"checked".to_owned()).then_some(()));
+}
+
+#[test]
+fn server_goes_out_after_so_many_failed_checks_in_a_row_and_no_sooner() {
+    let (checks, fails) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicBool::new(false)));
+    let (count, for_good) = (Arc::clone(&checks), Arc::clone(&fails));
+    let origin = Origin::start(move |request| match request.target.as_str() {
+        // Every second one fails.
+        "/health" => match count.fetch_add(1, Ordering::SeqCst) % 2 == 1 || for_good.load(Ordering::SeqCst) {
+            true => Reply::status(503, ""),
+            false => Reply::status(200, ""),
+        },
+        _ => Reply::ok("here").with("Cache-Control", "no-store"),
+    });
+    let check = "health_check = { path = \"/health\", interval = \"50ms\", timeout = \"5s\", fall = 2 }";
+    let tidegate = group(&[&origin], check).start();
+    eventually("it is checked ten times", || {
+        assert_eq!(tidegate.get("/").status, 200);
+        (checks.load(Ordering::SeqCst) >= 10).then_some(())
+    });
+    fails.store(true, Ordering::SeqCst);
+    eventually("it is out", || (tidegate.get("/").status == 503).then_some(()));
+}
+
+/// Such a page took all servers out, with all that else they had to say.
+#[test]
+fn response_heads_beyond_the_limit_take_no_server_out() {
+    let origin = Origin::start(|request| match request.target.as_str() {
+        "/large" => Reply::ok("x").with("X-Large", &"x".repeat(70_000)),
+        _ => Reply::ok("here").with("Cache-Control", "no-store"),
+    });
+    let tidegate = group(&[&origin], "max_failures = 1\nfail_timeout = \"1h\"").start();
+    for _ in 0..3 {
+        assert_eq!(tidegate.get("/large").status, 502);
+    }
+    let status = tidegate.ask_admin("/status").text();
+    assert!(status.contains("\"healthy\":true"), "{status}");
 }
 
 #[test]

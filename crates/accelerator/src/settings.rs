@@ -247,6 +247,10 @@ pub struct HealthCheck {
     pub interval: Duration,
     /// How long a check may take.
     pub timeout: Duration,
+    /// So many checks in a row fail before the server gets no requests any more, at least 1.
+    pub fall: u32,
+    /// So many checks in a row succeed before it gets requests again, at least 1.
+    pub rise: u32,
 }
 
 /// How a server of a group is chosen.

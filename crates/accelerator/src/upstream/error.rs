@@ -148,8 +148,14 @@ impl UpstreamError {
 
     /// Whether the server has had a part in it, so that its health suffers.
     pub(crate) fn is_servers_fault(&self) -> bool {
-        let is_nobodys =
-            matches!(self, Self::Exhausted(_) | Self::Busy | Self::Untouched(_) | Self::OtherLength);
+        let is_nobodys = match self {
+            Self::Exhausted(_) | Self::Busy | Self::Untouched(_) | Self::OtherLength => true,
+            // A page that is beyond our limits is so on every server, and says nothing of the others.
+            Self::Head(error) => {
+                matches!(error, HeadError::HeadTooLarge { .. } | HeadError::TooManyFields { .. })
+            }
+            _ => false,
+        };
         !is_nobodys && !self.is_clients_fault()
     }
 

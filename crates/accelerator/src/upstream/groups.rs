@@ -296,20 +296,20 @@ impl Server {
         }
     }
 
+    /// Whether it is healthy, as far as its checks say.
+    pub(crate) fn passes_checks(&self) -> bool {
+        self.checked_healthy.load(Ordering::Relaxed)
+    }
+
+    /// What its checks say now.
     pub(crate) fn checked(&self, group: &str, error: Option<String>) {
-        let was_healthy = self.checked_healthy.swap(error.is_none(), Ordering::Relaxed);
-        match &error {
-            Some(reason) if was_healthy => {
-                tracing::warn!(group, server = %self.address, reason, "the health check fails: the server gets no requests");
-            }
-            None if !was_healthy => {
-                tracing::info!(group, server = %self.address, "the server is healthy again")
-            }
-            _ => {}
-        }
-        if let Some(reason) = error {
-            let reason = format!("health check: {reason}");
-            *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
-        }
+        self.checked_healthy.store(error.is_none(), Ordering::Relaxed);
+        let Some(reason) = error else {
+            tracing::info!(group, server = %self.address, "the server is healthy again");
+            return;
+        };
+        tracing::warn!(group, server = %self.address, reason, "the health check fails: the server gets no requests");
+        let reason = format!("health check: {reason}");
+        *self.last_error.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason);
     }
 }

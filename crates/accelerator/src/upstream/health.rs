@@ -20,20 +20,28 @@ pub(crate) async fn run_health_checks(groups: Arc<Groups>) {
             let (groups, check, name) = (Arc::clone(&groups), check.clone(), group.settings.name.clone());
             checks.spawn_local(async move {
                 let mut interval = tokio::time::interval(check.interval);
+                // So many checks in a row have said something else than what holds.
+                let mut against = 0;
                 loop {
                     interval.tick().await;
                     let Some(group) = groups.get(index) else { return };
                     let Some(server) = group.servers.get(server) else { return };
                     let result = tokio::time::timeout(check.timeout, ask(group, server, &check)).await;
-                    match result {
+                    let error = match result {
                         Ok(Ok(status)) if check.status.map_or(status < 400, |wanted| status == wanted) => {
-                            server.checked(&name, None);
+                            None
                         }
-                        Ok(Ok(status)) => server.checked(&name, Some(format!("status {status}"))),
+                        Ok(Ok(status)) => Some(format!("status {status}")),
                         // It could not be asked, which says nothing of it.
-                        Ok(Err(UpstreamError::Exhausted(_))) => {}
-                        Ok(Err(error)) => server.checked(&name, Some(error.to_string())),
-                        Err(_) => server.checked(&name, Some("no answer in time".to_owned())),
+                        Ok(Err(UpstreamError::Exhausted(_))) => continue,
+                        Ok(Err(error)) => Some(error.to_string()),
+                        Err(_) => Some("no answer in time".to_owned()),
+                    };
+                    let enough = if error.is_some() { check.fall } else { check.rise };
+                    against = if error.is_none() == server.passes_checks() { 0 } else { against + 1 };
+                    if against >= enough {
+                        against = 0;
+                        server.checked(&name, error);
                     }
                 }
             });

@@ -390,6 +390,8 @@ fn a_server_that_stays_is_what_it_was_after_a_reload() {
         status: None,
         interval: Duration::from_secs(60),
         timeout: Duration::from_secs(1),
+        fall: 1,
+        rise: 1,
     };
     let group = |name: &str, hosts: &[u8], health_check| {
         let addresses = hosts.iter().map(|host| address(*host)).collect();

@@ -459,6 +459,18 @@ static HEALTH_CHECK: Section = Section {
         ),
         key("interval", TIMEOUT, Is("5s"), "Time between two checks."),
         key("timeout", TIMEOUT, Is("2s"), "How long a check may take."),
+        key(
+            "fall",
+            Kind::Integer { min: 1, max: 100 },
+            Is("1"),
+            "Checks in a row that have to fail before the server gets no requests.",
+        ),
+        key(
+            "rise",
+            Kind::Integer { min: 1, max: 100 },
+            Is("1"),
+            "Checks in a row that have to succeed before it gets requests again.",
+        ),
     ],
 };
 

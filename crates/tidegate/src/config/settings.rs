@@ -454,6 +454,8 @@ fn health_check(section: &Values) -> Option<HealthCheck> {
         status: section.integer("status").and_then(|status| u16::try_from(status).ok()),
         interval: section.duration("interval")?,
         timeout: section.duration("timeout")?,
+        fall: section.integer("fall").and_then(|checks| u32::try_from(checks).ok())?,
+        rise: section.integer("rise").and_then(|checks| u32::try_from(checks).ok())?,
     })
 }
 
