@@ -119,7 +119,7 @@ fn trusting(certificate: &Path) -> Result<ClientConfig, String> {
         .map_err(|error| format!("cannot read {}: {error}", certificate.display()))?;
     let mut roots = rustls::RootCertStore::empty();
     roots.add(read).map_err(|error| format!("{}: {error}", certificate.display()))?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let mut tls = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])
         .map_err(|error| error.to_string())?

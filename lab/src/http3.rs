@@ -33,7 +33,7 @@ impl Identity {
         let made = rcgen::generate_simple_self_signed([NAME.to_owned()])?;
         let certificate = CertificateDer::from(made.cert.der().to_vec());
         let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-        let provider = Arc::new(quinn::rustls::crypto::ring::default_provider());
+        let provider = Arc::new(quinn::rustls::crypto::aws_lc_rs::default_provider());
         let mut server = ServerConfig::builder_with_provider(Arc::clone(&provider))
             .with_safe_default_protocol_versions()?
             .with_no_client_auth()

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use rustls::ClientConfig;
 use rustls::RootCertStore;
-use rustls::crypto::ring;
+use rustls::crypto::{CryptoProvider, SupportedKxGroup, aws_lc_rs};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 
@@ -63,16 +63,26 @@ impl Certificate {
 
     /// What a client that trusts these, and speaks this protocol, begins with.
     pub fn client_config(trusted: &[&Self], protocol: &[u8]) -> Arc<ClientConfig> {
-        let mut roots = RootCertStore::empty();
-        trusted.iter().for_each(|certificate| roots.add(certificate.der.clone()).unwrap());
-        let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_root_certificates(roots)
-            .with_no_client_auth();
+        let mut config = client(aws_lc_rs::default_provider(), trusted);
         config.alpn_protocols = vec![protocol.to_vec()];
         Arc::new(config)
     }
+
+    /// What a client that trusts this one begins with, if it knows no other way to agree on keys.
+    pub fn client_config_of_group(&self, group: &'static dyn SupportedKxGroup) -> Arc<ClientConfig> {
+        let provider = CryptoProvider { kx_groups: vec![group], ..aws_lc_rs::default_provider() };
+        Arc::new(client(provider, &[self]))
+    }
+}
+
+fn client(provider: CryptoProvider, trusted: &[&Certificate]) -> ClientConfig {
+    let mut roots = RootCertStore::empty();
+    trusted.iter().for_each(|certificate| roots.add(certificate.der.clone()).unwrap());
+    ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth()
 }
 
 fn params(names: &[&str], may_sign: bool) -> CertificateParams {

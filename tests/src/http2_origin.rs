@@ -70,7 +70,8 @@ pub struct Manners {
 impl Manners {
     /// By TLS, with this certificate.
     pub fn encrypted(certificate: &Certificate) -> Self {
-        let builder = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+        let builder =
+            ServerConfig::builder_with_provider(Arc::new(rustls::crypto::aws_lc_rs::default_provider()));
         let builder = builder.with_safe_default_protocol_versions().unwrap().with_no_client_auth();
         let (chain, key) = certificate.identity();
         let mut config = builder.with_single_cert(chain, key).unwrap();

@@ -4,6 +4,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
+use rustls::crypto::aws_lc_rs;
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -38,6 +39,8 @@ pub struct DoorManners<'c> {
     pub tickets: Option<usize>,
     /// Lets in only who shows this certificate.
     pub admits: Option<&'c Certificate>,
+    /// Agrees on keys by X25519MLKEM768 alone.
+    pub post_quantum: bool,
 }
 
 impl TlsDoor {
@@ -99,14 +102,18 @@ impl TlsDoor {
 }
 
 fn config(certificate: &Certificate, manners: DoorManners<'_>) -> Arc<ServerConfig> {
-    let builder = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()));
+    let mut provider = aws_lc_rs::default_provider();
+    if manners.post_quantum {
+        provider.kx_groups = vec![aws_lc_rs::kx_group::X25519MLKEM768];
+    }
+    let builder = ServerConfig::builder_with_provider(Arc::new(provider));
     let builder = builder.with_safe_default_protocol_versions().unwrap();
     let builder = match manners.admits {
         None => builder.with_no_client_auth(),
         Some(known) => {
             let mut roots = RootCertStore::empty();
             roots.add(known.der().clone()).unwrap();
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
+            let provider = Arc::new(aws_lc_rs::default_provider());
             let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider);
             builder.with_client_cert_verifier(verifier.build().unwrap())
         }

@@ -507,6 +507,38 @@ fn delayed_request_is_answered_late_and_the_others_go_on() {
     });
 }
 
+/// Each of them takes the server's memory, too.
+#[test]
+fn heads_that_are_not_whole_yet_are_bounded() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let site = serving(Tidegate::builder().origin(&origin), &certificate);
+    run(async {
+        let client = Raw::connect_from([127, 0, 0, 1], &site, &certificate).await;
+        let whole = head("GET", "/", &[("x", &"y".repeat(30_000))]);
+        let mut streams = Vec::new();
+        for _ in 0..60 {
+            streams.push(client.begin(&whole[..whole.len() - 10]).await);
+        }
+        // 34 of them are a MiB; they come side by side, so that one more may give way.
+        until(|| site.tidegate.metric("tidegate_requests_refused_total") >= 26.0).await;
+        let mut refused = 0;
+        for (mut send, receive) in streams {
+            let ended = send.write_all(&whole[whole.len() - 10..]).await.is_err();
+            let _ = send.finish();
+            match answer(receive).await {
+                Ok(answer) => assert!(is_ok(&answer) && !ended),
+                Err(error) => {
+                    assert_eq!(error, code::EXCESSIVE_LOAD);
+                    refused += 1;
+                }
+            }
+        }
+        assert!((26..=28).contains(&refused), "{refused}");
+        assert!(client.is_served().await, "there is room again");
+    });
+}
+
 /// Each of them takes the server's memory.
 #[test]
 fn heads_of_requests_that_wait_are_bounded() {

@@ -2,7 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::{Read, Write};
+use std::net::TcpStream;
 
+use rustls::crypto::aws_lc_rs::kx_group;
+use rustls::{ClientConnection, NamedGroup};
 use tidegate_e2e::{Certificate, Client, Origin, Reply, Site, Tidegate, content};
 
 /// Larger than the buffers of both sockets together.
@@ -128,6 +131,30 @@ fn certificate_is_the_one_for_the_name_that_is_asked_for() {
     for name in ["d.example", "wild.example", "x.y.wild.example"] {
         let error = site.try_connect(name, &[&first, &wild, &two]).err().expect(name).to_string();
         assert!(error.contains("not valid for name"), "{name}: {error}");
+    }
+}
+
+/// Who records connections today to read them with a quantum computer gets nothing of clients that know the hybrid
+/// (draft-ietf-tls-ecdhe-mlkem), which is what those that know both agree on.
+#[test]
+fn keys_are_agreed_on_by_the_hybrid_with_clients_that_know_it() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("x"));
+    let site = Site::start(Tidegate::builder().origin(&origin), &[("a", &certificate)]);
+    for (config, agreed) in [
+        (Certificate::client_config(&[&certificate], b"http/1.1"), NamedGroup::X25519MLKEM768),
+        (certificate.client_config_of_group(kx_group::X25519MLKEM768), NamedGroup::X25519MLKEM768),
+        (certificate.client_config_of_group(kx_group::X25519), NamedGroup::X25519),
+        (certificate.client_config_of_group(kx_group::SECP256R1), NamedGroup::secp256r1),
+    ] {
+        let mut tls = ClientConnection::new(config, "a.example".try_into().unwrap()).unwrap();
+        let mut socket = TcpStream::connect(site.address).unwrap();
+        let mut stream = rustls::Stream::new(&mut tls, &mut socket);
+        stream.write_all(b"GET / HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = Vec::new();
+        stream.read_to_end(&mut answer).unwrap();
+        assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
+        assert_eq!(tls.negotiated_key_exchange_group().map(|group| group.name()), Some(agreed));
     }
 }
 

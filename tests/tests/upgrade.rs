@@ -3,13 +3,15 @@
 
 use std::cell::Cell;
 use std::io::Write;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::os::unix::net::UnixDatagram;
 use std::process::{Command, Output, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use quinn::crypto::rustls::QuicClientConfig;
+use quinn::{ClientConfig, Endpoint};
 use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 use tidegate_e2e::{
@@ -258,6 +260,81 @@ fn downloads_by_http3_over_an_upgrade_arrive_whole_and_new_clients_are_the_new_p
         let client = http3::Client::connect(&site, &certificate).await;
         assert!(client.get("/large").await.body == large);
     });
+}
+
+/// The new process had the kernel hand datagrams to as many cores as it would have had, also when nothing came of it.
+#[test]
+fn upgrade_that_fails_leaves_datagrams_of_http3_where_they_were() {
+    let (certificate, origin) = (Certificate::of(&["a.example"]), origin());
+    let site = Site::with_http3(builder(&origin), &[("a", &certificate)]);
+    let good = std::fs::read_to_string(site.tidegate.config()).unwrap();
+    let elsewhere = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let in_use = elsewhere.local_addr().unwrap();
+    let more = good.replace("workers = 2", "workers = 5");
+    site.tidegate.write_config(&format!("{more}\n[[listen]]\naddress = \"{in_use}\"\n"));
+    assert!(refused(&site.tidegate).contains("cannot listen"));
+    http3::run(async {
+        for _ in 0..20 {
+            let client = http3::Client::connect(&site, &certificate).await;
+            assert_eq!(client.get("/a").await.body, body_of("/a"));
+        }
+    });
+}
+
+/// Passes on what comes between a client and `server`, from where the first word is; what the client has to say after it has
+/// been asked to prove its address waits for the gate.
+fn relay(server: SocketAddr, gate: Gate) -> SocketAddr {
+    let [inside, outside] = [(); 2].map(|()| UdpSocket::bind("127.0.0.1:0").unwrap());
+    outside.connect(server).unwrap();
+    let address = inside.local_addr().unwrap();
+    std::thread::spawn(move || -> std::io::Result<()> {
+        let mut buffer = [0; 2000];
+        let (length, client) = inside.recv_from(&mut buffer)?;
+        outside.send(&buffer[..length])?;
+        let length = outside.recv(&mut buffer)?;
+        let (back, from) = (inside.try_clone()?, outside.try_clone()?);
+        back.send_to(&buffer[..length], client)?;
+        gate.pass();
+        std::thread::spawn(move || -> std::io::Result<()> {
+            let mut buffer = [0; 2000];
+            loop {
+                let length = from.recv(&mut buffer)?;
+                back.send_to(&buffer[..length], client)?;
+            }
+        });
+        loop {
+            let length = inside.recv(&mut buffer)?;
+            outside.send(&buffer[..length])?;
+        }
+    });
+    address
+}
+
+/// It was asked again, which clients take no notice of (RFC 9000 §17.2.5.2).
+#[test]
+fn client_that_the_old_process_has_asked_to_prove_its_address_is_let_in_by_the_new_one() {
+    let (certificate, origin) = (Certificate::of(&["a.example"]), origin());
+    let rule = "[[connection]]\nsource = \"127.0.9.7\"\nrate = 1\n";
+    let mut site = Site::with_http3(builder(&origin).tables(rule), &[("a", &certificate)]);
+    let gate = Gate::default();
+    let through = relay(site.address, gate.clone());
+    let tls = QuicClientConfig::try_from(Certificate::client_config(&[&certificate], b"h3")).unwrap();
+    let client = async move {
+        let endpoint = Endpoint::client(([127, 0, 0, 1], 0).into()).unwrap();
+        let config = ClientConfig::new(Arc::new(tls));
+        let connecting = endpoint.connect_with(config, through, "a.example").unwrap();
+        let quic = connecting.await.unwrap();
+        http3::Client::over(endpoint, quic).await.get("/a").await
+    };
+    let answer = http3::run(async {
+        let client = tokio::spawn(client);
+        http3::until(|| site.tidegate.metric("tidegate_quic_retries_total") == 1.0).await;
+        upgrade(&mut site.tidegate);
+        gate.open();
+        client.await.unwrap()
+    });
+    assert_eq!(answer.body, body_of("/a"));
+    assert_eq!(site.tidegate.metric("tidegate_quic_retries_total"), 0.0, "the new one has asked nobody");
 }
 
 /// Asks without a pause until it is told to end; what is not answered is asked again on another connection, as whoever

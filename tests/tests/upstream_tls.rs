@@ -62,6 +62,16 @@ fn requests_and_responses_of_all_sizes_go_by_tls_on_one_connection() {
     assert!(status.contains(&format!("https://{}", door.address())), "{status}");
 }
 
+#[test]
+fn keys_are_agreed_on_by_the_hybrid_with_servers_that_know_it() {
+    let (directory, certificate) = signed(&["localhost"]);
+    let (origin, manners) = (echo(), DoorManners { post_quantum: true, ..DoorManners::default() });
+    let door = TlsDoor::with(&origin, &certificate, manners);
+    let tidegate = before(&[door.url("localhost")], &authority(&directory), "").start();
+    assert_eq!(tidegate.connect().get("/a").body, content(1, 100_000));
+    assert_eq!(door.refused(), 0);
+}
+
 /// An end that nobody has announced may be anybody's on the way (RFC 9112 §9.8).
 #[test]
 fn response_that_is_cut_off_is_not_taken_for_whole() {

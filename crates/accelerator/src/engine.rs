@@ -100,6 +100,7 @@ struct Shared {
     /// Duplicates of the listening sockets, as long as it listens.
     listening: Mutex<Vec<Listening>>,
     dhttp_token_secret: [u8; 16],
+    quic_token_secret: [u8; 32],
     workers: usize,
     metrics: Vec<Arc<CoreMetrics>>,
     latencies: Vec<Arc<Latencies>>,
@@ -126,19 +127,21 @@ impl Engine {
     /// As [`Self::start`], but on sockets that listen already: one entry for each of the first HTTP listeners of
     /// the settings, with a socket per priority class, the highest first. All data cores accept from them. What another
     /// process hands over is used where the settings ask for it; until [`Self::store_again`] nothing is stored in a cache
-    /// that was taken over.
+    /// that was taken over, and until [`Self::take_over`] nothing is read from sockets of HTTP/3.
     pub fn start_on(
         settings: Settings,
         held: Vec<Vec<TcpListener>>,
         handover: Handover,
     ) -> Result<Self, StartError> {
         let workers = settings.workers.max(1);
+        let is_heir = handover.listening.iter().any(|listening| listening.whose == Whose::Http3);
         let Sockets { sets, addresses, duplicates } =
             bind_all(&settings, workers, &held, handover.listening)?;
         let dhttp_token_secret = match handover.dhttp_token_secret {
             Some(secret) => secret,
             None => tidegate_dhttp::driver::random_secret().map_err(StartError::Thread)?,
         };
+        let quic_token_secret = handover.quic_token_secret.map_or_else(random_secret, Ok)?;
         let (store, report) = open_store(&settings.cache, handover.store)?;
         let log = match &settings.access_log {
             None => None,
@@ -150,7 +153,7 @@ impl Engine {
         let icap_tags = ServiceTags::default();
         let plan = Arc::new(Plan::new(&settings, store.clone(), &icap_tags, None)?);
         let (plan_sender, _) = watch::channel(plan);
-        let (phase, _) = watch::channel(Phase::Serving);
+        let (phase, _) = watch::channel(if is_heir { Phase::Waiting } else { Phase::Serving });
         let metrics: Vec<_> = (0..workers).map(|_| Arc::new(CoreMetrics::default())).collect();
         let latencies = (0..workers).map(|_| Arc::default()).collect();
         let (inside, receivers) = Inside::new(workers, settings.defence.is_some());
@@ -161,6 +164,7 @@ impl Engine {
             configured: settings.listeners.clone(),
             listening: Mutex::new(duplicates),
             dhttp_token_secret,
+            quic_token_secret,
             workers,
             metrics,
             latencies,
@@ -199,6 +203,7 @@ impl Engine {
                 epoll: Clients::epoll().map_err(StartError::Thread)?,
                 dhttp: Arc::clone(&shared.dhttp),
                 dhttp_token_secret: shared.dhttp_token_secret,
+                quic_token_secret: shared.quic_token_secret,
                 dhttp_window: dhttp_window.clone(),
                 dhttp_unreachable: dhttp_unreachable.clone(),
                 workers: shared.workers,
@@ -360,7 +365,7 @@ impl Engine {
         // Clients are to find nobody there, unless another process has the sockets too.
         lock(&self.shared.listening).clear();
         self.shared.phase.send_if_modified(|now| {
-            let is_first = *now == Phase::Serving;
+            let is_first = !now.is_over();
             if is_first {
                 *now = phase;
             }
@@ -399,6 +404,12 @@ fn add_samples(sum: &mut Vec<Sample>, samples: Vec<Sample>) {
 /// A poisoned lock means that a thread panicked while it held one of these plain lists, which stay valid.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn random_secret() -> Result<[u8; 32], StartError> {
+    let mut secret = [0; 32];
+    let filled = aws_lc_rs::rand::fill(&mut secret);
+    filled.map(|()| secret).map_err(|_| StartError::Thread(io::Error::other("no random bytes")))
 }
 
 fn open_store(

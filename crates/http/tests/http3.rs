@@ -33,10 +33,10 @@ fn feed(
 }
 
 /// All that a control stream says.
-fn control(bytes: &[u8], pieces: &[usize]) -> Result<(bool, Option<u64>, u64), ErrorCode> {
+fn control(bytes: &[u8], pieces: &[usize]) -> Result<(bool, u64), ErrorCode> {
     let mut reader = ControlReader::default();
     feed(bytes, pieces, |piece| reader.push(piece))?;
-    Ok((reader.has_settings(), reader.max_field_section_size(), reader.idle_frames()))
+    Ok((reader.has_settings(), reader.idle_frames()))
 }
 
 fn encoder(bytes: &[u8], pieces: &[usize]) -> Result<u64, ErrorCode> {

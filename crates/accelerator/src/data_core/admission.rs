@@ -124,7 +124,7 @@ impl DataCore {
             });
             let accepted = tokio::select! {
                 accepted = accepted => accepted,
-                _ = phase.wait_for(|phase| *phase != Phase::Serving) => {
+                _ = phase.wait_for(|phase| phase.is_over()) => {
                     return self.accept_last(&listeners, transport, &mut waiting);
                 }
             };

@@ -41,7 +41,7 @@ use crate::data_core::load::Meter;
 use crate::data_core::plan_adoption::PlanAdoption;
 use crate::defence::Defence;
 use crate::dhttp::{self, DhttpStart};
-use crate::http3;
+use crate::http3::{self, TokenSecret};
 use crate::icap;
 use crate::message;
 use crate::service::block_list::BlockListCache;
@@ -69,10 +69,19 @@ const LACK_MS: u64 = 10_000;
 /// Where the engine is in its life.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Phase {
+    /// The same as serving, but another process reads from the sockets of HTTP/3.
+    Waiting,
     Serving,
     Draining,
     /// The same, and another process has the listening sockets too.
     Replaced,
+}
+
+impl Phase {
+    /// Whether it ends.
+    pub(crate) fn is_over(self) -> bool {
+        matches!(self, Self::Draining | Self::Replaced)
+    }
 }
 
 /// What a core is started with.
@@ -84,6 +93,7 @@ pub(crate) struct Start {
     /// Where the core puts the handles of its DHTTP servers.
     pub dhttp: Arc<Mutex<Vec<ServerHandle>>>,
     pub dhttp_token_secret: [u8; 16],
+    pub quic_token_secret: TokenSecret,
     pub dhttp_window: tidegate_dhttp::driver::Window,
     pub dhttp_unreachable: tidegate_dhttp::server::Unreachable,
     pub workers: usize,
@@ -251,7 +261,7 @@ impl DataCore {
                 start.refused,
             ));
             let plans = Plans { index: start.index, plan: start.plan, adoption: start.adoption };
-            core.serve(start.listeners, dhttp, plans, start.phase).await;
+            core.serve(start.listeners, dhttp, &start.quic_token_secret, plans, start.phase).await;
             inside.abort();
         }));
     }
@@ -260,13 +270,14 @@ impl DataCore {
         self: &Rc<Self>,
         listeners: Vec<Bound>,
         start: DhttpStart,
+        quic_token_secret: &TokenSecret,
         plans: Plans,
         mut phase: watch::Receiver<Phase>,
     ) {
         let mut accepting = Vec::new();
         let mut tasks = Vec::new();
         let mut dhttp = Vec::new();
-        let mut http3 = Vec::new();
+        let mut quic = Vec::new();
         for bound in listeners {
             let failed = match bound {
                 Bound::Http(sockets, transport) => {
@@ -279,7 +290,8 @@ impl DataCore {
                     dhttp::serve(self, listener, &start).map(|server| dhttp.push(server))
                 }
                 Bound::Http3(socket, number) => {
-                    http3::serve(self, socket, number).map(|server| http3.push(server))
+                    quic.push((socket, number));
+                    Ok(())
                 }
             };
             if let Err(error) = failed {
@@ -291,10 +303,16 @@ impl DataCore {
         tasks.push(tokio::task::spawn_local(Rc::clone(self).sweep()));
         tasks.push(tokio::task::spawn_local(Rc::clone(self).follow_plan(plans)));
         // The sender lives as long as the engine; its end means the same as a drain.
-        let has_successor = phase
-            .wait_for(|phase| *phase != Phase::Serving)
-            .await
-            .is_ok_and(|phase| *phase == Phase::Replaced);
+        let _ = phase.wait_for(|phase| *phase != Phase::Waiting).await;
+        let mut http3 = Vec::new();
+        for (socket, number) in quic {
+            match http3::serve(self, socket, number, quic_token_secret) {
+                Ok(server) => http3.push(server),
+                Err(error) => tracing::error!(%error, "a socket of HTTP/3 could not be watched"),
+            }
+        }
+        let has_successor =
+            phase.wait_for(|phase| phase.is_over()).await.is_ok_and(|phase| *phase == Phase::Replaced);
         if has_successor {
             self.http3.part(&http3);
         }

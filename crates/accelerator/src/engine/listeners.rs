@@ -172,13 +172,17 @@ impl Sockets {
             (None, Some(address)) => *address,
             (None, None) => listener.address,
         };
-        if sockets.is_empty() {
+        // To those of the process before its own datagrams still come.
+        let is_taken_over = !sockets.is_empty();
+        if !is_taken_over {
             is_free(address, Type::DGRAM)?;
         }
         while sockets.len() < self.sets.len() {
             sockets.push(bind(address, Type::DGRAM, true)?.into());
         }
-        http3::steer(&sockets)?;
+        if !is_taken_over {
+            http3::steer(&sockets)?;
+        }
         let count = sockets.len();
         let mut duplicates = Vec::new();
         for (index, socket) in sockets.into_iter().enumerate() {

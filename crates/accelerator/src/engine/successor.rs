@@ -8,8 +8,9 @@ use tidegate_store::{Handed, Store, StoreError, Visit};
 use crate::cache::fill;
 use crate::cache::heir::{Outdated, Tidings};
 use crate::data_core::Phase;
-use crate::engine::listeners::Listening;
+use crate::engine::listeners::{Listening, Whose};
 use crate::engine::{Engine, lock};
+use crate::http3;
 
 /// What an engine takes over from that of another process; nothing by default.
 #[derive(Debug, Default)]
@@ -20,6 +21,8 @@ pub struct Handover {
     pub store: Option<Handed>,
     /// What DHTTP's address tokens are made with, so that clients' stay good.
     pub dhttp_token_secret: Option<[u8; 16]>,
+    /// The same of QUIC's.
+    pub quic_token_secret: Option<[u8; 32]>,
 }
 
 impl Engine {
@@ -38,6 +41,29 @@ impl Engine {
     /// What DHTTP's address tokens are made with.
     pub fn dhttp_token_secret(&self) -> [u8; 16] {
         self.shared.dhttp_token_secret
+    }
+
+    /// What QUIC's address tokens are made with.
+    pub fn quic_token_secret(&self) -> [u8; 32] {
+        self.shared.quic_token_secret
+    }
+
+    /// There is no way back for the process before: from here on the datagrams of HTTP/3 are this one's. Until then that one
+    /// has read them alone, since of two processes with one socket each gets some.
+    pub fn take_over(&self) {
+        let listening = lock(&self.shared.listening);
+        for Listening { address, sockets, .. } in listening.iter().filter(|it| it.whose == Whose::Http3) {
+            if let Err(error) = http3::steer(sockets) {
+                tracing::error!(%address, %error, "datagrams of HTTP/3 may come to the wrong cores");
+            }
+        }
+        self.shared.phase.send_if_modified(|phase| {
+            let waits = *phase == Phase::Waiting;
+            if waits {
+                *phase = Phase::Serving;
+            }
+            waits
+        });
     }
 
     /// Stores nothing until [`Self::store_again`], and gives what another process needs to take the cache over; `None`
@@ -86,6 +112,6 @@ impl Engine {
 
     /// Whether a drain has begun.
     pub fn is_draining(&self) -> bool {
-        *self.shared.phase.borrow() != Phase::Serving
+        self.shared.phase.borrow().is_over()
     }
 }

@@ -27,6 +27,8 @@ pub(crate) struct Connections {
     all: RefCell<Vec<Rc<Connection>>>,
     pub(super) greetings: Greetings,
     next_look_ms: Cell<u64>,
+    /// Another process has the servers' sockets.
+    has_parted: Cell<bool>,
 }
 
 impl Connections {
@@ -86,23 +88,36 @@ impl Connections {
         }
     }
 
+    /// Whether new clients are another process's.
+    pub(super) fn has_parted(&self) -> bool {
+        self.has_parted.get()
+    }
+
     /// Another process has the servers' sockets from now on; connections with requests in progress go on here.
     pub(crate) fn part(&self, servers: &[Server]) {
+        self.has_parted.set(true);
         for server in servers {
             server.sockets.part();
         }
         let take_along = |Ends { local, peer, sockets }: &Ends, now: SocketAddr| {
-            if let Err(error) = sockets.take_along(*local, now) {
+            let taken = sockets.take_along(*local, now);
+            if let Err(error) = &taken {
                 tracing::debug!(client = %peer, %error, "a connection stays behind");
             }
+            taken.is_ok()
         };
-        self.greetings.for_each(|ends| take_along(ends, ends.peer));
+        self.greetings.for_each(|ends| _ = take_along(ends, ends.peer));
         let all = self.all.borrow();
         let is_busy = |connection: &&Rc<Connection>| connection.deadline_ms.get() == u64::MAX;
         let (busy, idle): (Vec<_>, Vec<_>) = all.iter().partition(is_busy);
-        // Of those that are idle some have sent a request by now; the others make theirs elsewhere.
-        for connection in busy.into_iter().chain(idle.into_iter().take(IDLE_TAKEN_ALONG)) {
-            take_along(&connection.ends, canonical(connection.quic.remote_address()));
+        // Of those that are idle some have sent a request by now.
+        let taken = busy.len() + IDLE_TAKEN_ALONG;
+        for (number, connection) in busy.into_iter().chain(idle).enumerate() {
+            let now = canonical(connection.quic.remote_address());
+            if number >= taken || !take_along(&connection.ends, now) {
+                // Nothing more is heard of it. Its client learns that, and goes elsewhere.
+                connection.quic.close(code(ErrorCode::NoError), b"");
+            }
         }
     }
 

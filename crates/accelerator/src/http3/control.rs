@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::rc::Rc;
 
-use quinn::RecvStream;
+use quinn::{ReadError, RecvStream};
 use tidegate_http::http3::{ControlReader, DecoderStream, EncoderStream, ErrorCode, stream_type, varint};
 
 use crate::http3::connection::{Connection, code};
@@ -61,15 +61,19 @@ impl Reader {
     }
 }
 
-/// Reads a stream to its end, which is the connection's end if it is one that has to stay.
+/// Reads a stream to its end, which is the connection's end if it is one that has to stay (§6.2.1).
 pub(super) async fn read(connection: Rc<Connection>, mut stream: RecvStream) {
     connection.idle(1);
     let mut start = Vec::new();
     let mut reader = None;
     let mut idle = 0;
-    let ended = loop {
-        let Ok(chunk) = stream.read_chunk(PIECE_BYTES, true).await else { break true };
-        let Some(chunk) = chunk else { break true };
+    loop {
+        let chunk = match stream.read_chunk(PIECE_BYTES, true).await {
+            Ok(Some(chunk)) => chunk,
+            Ok(None) | Err(ReadError::Reset(_)) => break,
+            // With a connection its streams are over, which is nobody's fault.
+            Err(_) => return,
+        };
         let mut bytes = &*chunk.bytes;
         while let (None, [first, rest @ ..]) = (&reader, bytes) {
             start.push(*first);
@@ -90,8 +94,8 @@ pub(super) async fn read(connection: Rc<Connection>, mut stream: RecvStream) {
         }
         connection.idle(reader.idle() - idle);
         idle = reader.idle();
-    };
-    if ended && reader.is_some() {
+    }
+    if reader.is_some() {
         connection.fail(ErrorCode::ClosedCriticalStream);
     }
 }

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 use crate::data_core::DataCore;
 use crate::http3::connection::{Connection, Ends, canonical, code, serve as serve_connection};
 use crate::http3::greetings::Greeting;
-use crate::http3::setup::Quic;
+use crate::http3::setup::{Quic, TokenSecret};
 use crate::http3::sockets::Sockets;
 use crate::http3::steering::Ids;
 
@@ -43,13 +43,14 @@ pub(crate) fn serve(
     core: &Rc<DataCore>,
     socket: UdpSocket,
     (number, count): (usize, usize),
+    token_secret: &TokenSecret,
 ) -> io::Result<Server> {
-    let Some(Quic(config)) = core.with_plan(|plan| plan.quic.clone()) else {
+    let Some(quic) = core.with_plan(|plan| plan.quic.clone()) else {
         return Err(io::Error::other("there is no certificate"));
     };
     let mut own = EndpointConfig::default();
     own.cid_generator(move || Box::new(Ids::new(number, count)));
-    let config = quinn::ServerConfig::clone(&config);
+    let config = quic.with_tokens(token_secret);
     let sockets = Sockets::new(socket)?;
     let socket = Arc::clone(&sockets) as Arc<dyn AsyncUdpSocket>;
     let endpoint = Endpoint::new_with_abstract_socket(own, Some(config), socket, Arc::new(TokioRuntime))?;
@@ -114,7 +115,8 @@ impl DataCore {
             return incoming.ignore();
         }
         if self.is_draining() {
-            return incoming.refuse();
+            // What one that goes to another process sends again comes there.
+            return if self.http3.has_parted() { incoming.ignore() } else { incoming.refuse() };
         }
         let is_proved = incoming.remote_address_validated();
         let greeting = self.http3.greetings.len();

@@ -20,5 +20,5 @@ mod stream;
 
 pub(crate) use connections::Connections;
 pub(crate) use endpoint::serve;
-pub(crate) use setup::Quic;
+pub(crate) use setup::{Quic, TokenSecret};
 pub(crate) use steering::steer;

@@ -14,7 +14,7 @@ use tidegate_http::{HeadLimits, Method};
 use crate::http3::connection::Connection;
 use crate::http3::frames::{self, Frames};
 use crate::http3::stream::Both;
-use crate::streams::{self, Ended, Fault, Gone, Incoming};
+use crate::streams::{self, Ended, Fault, Gone, Incoming, Shared};
 
 /// How long content that was stated to be none is looked for.
 const MOMENT: Duration = Duration::from_millis(100);
@@ -23,6 +23,7 @@ const PIECE_BYTES: u64 = 64 * 1024;
 
 /// The client's half of a stream: a head, content, trailer fields.
 pub(super) struct Content {
+    shared: Rc<Shared>,
     connection: Rc<Connection>,
     both: Rc<Both>,
     frames: Frames,
@@ -60,17 +61,21 @@ enum Next {
     Fields(Vec<u8>),
     /// A field section longer than may be.
     LongFields,
+    /// More of such sections than may wait on one connection.
+    TooMuch,
     End,
 }
 
 impl Content {
     pub(super) fn new(
+        shared: &Rc<Shared>,
         connection: &Rc<Connection>,
         both: &Rc<Both>,
         receive: RecvStream,
         limits: HeadLimits,
     ) -> Self {
         Self {
+            shared: Rc::clone(shared),
             connection: Rc::clone(connection),
             both: Rc::clone(both),
             frames: Frames::new(receive),
@@ -89,6 +94,7 @@ impl Content {
         let section = match self.next().await? {
             Next::Fields(section) => section,
             Next::LongFields => return Err(Ended::Failed(Fault::Unread(431))),
+            Next::TooMuch => return Err(Ended::Failed(Fault::Excessive)),
             // Content before a head is none.
             Next::Content | Next::End => {
                 self.both.fail(ErrorCode::RequestIncomplete);
@@ -134,7 +140,7 @@ impl Content {
         match self.next().await? {
             Next::Content => Ok(true),
             Next::End => Ok(false),
-            Next::LongFields => Err(self.malformed()),
+            Next::LongFields | Next::TooMuch => Err(self.malformed()),
             Next::Fields(section) => {
                 let mut lines = Vec::new();
                 match http3::read_trailers(&section, &self.limits, &mut lines) {
@@ -162,17 +168,26 @@ impl Content {
                 Part::Content if self.left > 0 => return Ok(Next::Content),
                 Part::Fields if self.left == 0 => {
                     self.part = Part::Nothing;
-                    return Ok(Next::Fields(std::mem::take(&mut self.section)));
+                    return Ok(Next::Fields(self.take_section()));
                 }
                 Part::Content | Part::Unknown if self.left == 0 => self.part = Part::Nothing,
                 part => {
                     let piece = self.payload().await?;
                     if part == Part::Fields {
+                        if !self.shared.streams.take(piece.len()) {
+                            return Ok(Next::TooMuch);
+                        }
                         self.section.extend_from_slice(&piece);
                     }
                 }
             }
         }
+    }
+
+    /// The fields that have come, which are others' to keep account of now.
+    fn take_section(&mut self) -> Vec<u8> {
+        self.shared.streams.give_back(self.section.len());
+        std::mem::take(&mut self.section)
     }
 
     /// A frame begins, if it may come here (§4.1, §7.2).
@@ -270,6 +285,7 @@ impl Incoming for Content {
 impl Drop for Content {
     /// Nobody wants the rest (§4.1).
     fn drop(&mut self) {
+        self.take_section();
         self.frames.stop(self.both.fault().unwrap_or(ErrorCode::NoError));
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use aws_lc_rs::hkdf;
 use quinn::crypto::rustls::{NoInitialCipherSuite, QuicServerConfig};
 use quinn::{ServerConfig, TransportConfig, VarInt};
 use rustls::ServerConfig as TlsConfig;
@@ -29,21 +30,13 @@ const CRYPTO_BYTES: usize = 16 * 1024;
 pub(crate) struct Quic(pub Arc<ServerConfig>);
 
 impl Quic {
-    /// `before` has what was used with earlier settings of this process.
-    pub(crate) fn new(tls: &TlsConfig, before: Option<&Self>) -> Result<Self, NoInitialCipherSuite> {
+    pub(crate) fn new(tls: &TlsConfig) -> Result<Self, NoInitialCipherSuite> {
         let mut tls = tls.clone();
         tls.alpn_protocols = vec![ALPN_HTTP3.to_vec()];
         // A first flight of data can be repeated by whoever has seen it (RFC 8446 §8).
         tls.max_early_data_size = 0;
         let crypto = Arc::new(QuicServerConfig::try_from(tls)?);
-        let mut config = match before {
-            Some(Self(before)) => {
-                let mut config = ServerConfig::clone(before);
-                config.crypto = crypto;
-                config
-            }
-            None => ServerConfig::with_crypto(crypto),
-        };
+        let mut config = ServerConfig::with_crypto(crypto);
         config
             .transport_config(Arc::new(transport()))
             .max_incoming(UNSEEN)
@@ -51,7 +44,18 @@ impl Quic {
             .incoming_buffer_size_total(UNSEEN_BYTES_IN_ALL);
         Ok(Self(Arc::new(config)))
     }
+
+    /// The same for an endpoint that proves clients' addresses by tokens (RFC 9000 §8.1) made with this secret, as those of
+    /// other cores and processes do: a client that has been asked for one by another of them is not asked again.
+    pub(super) fn with_tokens(&self, secret: &TokenSecret) -> ServerConfig {
+        let mut config = ServerConfig::clone(&self.0);
+        config.token_key(Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(secret)));
+        config
+    }
 }
+
+/// What tokens are made with by which clients prove their address.
+pub(crate) type TokenSecret = [u8; 32];
 
 impl std::fmt::Debug for Quic {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -5,11 +5,10 @@
 //! datagram has what the client has made up in its place, which spreads new connections over the cores.
 
 use std::io;
-use std::net::UdpSocket;
 use std::os::fd::AsRawFd;
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
-use rustls::crypto::ring;
+use rustls::crypto::aws_lc_rs;
 
 /// Bytes of a connection's id, as few as others have (RFC 9000 §7.2).
 const ID_BYTES: usize = 8;
@@ -28,7 +27,7 @@ const ID_OF_SHORT: u32 = 1;
 
 /// Has the kernel hand each datagram to that of `sockets`, all of one address, which its connection's id names. They are
 /// in the order in which they were bound.
-pub(crate) fn steer(sockets: &[UdpSocket]) -> io::Result<()> {
+pub(crate) fn steer(sockets: &[impl AsRawFd]) -> io::Result<()> {
     let Some(first) = sockets.first() else { return Ok(()) };
     let count = u32::try_from(sockets.len()).unwrap_or(u32::MAX);
     let step = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
@@ -74,7 +73,7 @@ impl ConnectionIdGenerator for Ids {
     fn generate_cid(&mut self) -> ConnectionId {
         let mut bytes = [0; ID_BYTES];
         // Without randomness there is no TLS either, and no connection that could have an id.
-        let _ = ring::default_provider().secure_random.fill(&mut bytes);
+        let _ = aws_lc_rs::default_provider().secure_random.fill(&mut bytes);
         let begin = bytes[0] - bytes[0] % self.sockets;
         bytes[0] = begin.checked_add(self.socket).unwrap_or(self.socket);
         ConnectionId::new(&bytes)
@@ -91,6 +90,7 @@ impl ConnectionIdGenerator for Ids {
 
 #[cfg(test)]
 mod tests {
+    use std::net::UdpSocket;
     use std::time::Duration;
 
     use socket2::{Domain, Socket, Type};

@@ -46,7 +46,7 @@ pub(super) fn begin(shared: &Rc<Shared>, connection: &Rc<Connection>, send: Send
     let both = Rc::new(Both::default());
     let answer = Answer::new(connection, &both, send);
     let limits = shared.core.with_plan(|plan| plan.limits);
-    let content = Content::new(connection, &both, receive, limits.head);
+    let content = Content::new(shared, connection, &both, receive, limits.head);
     let request = async move {
         match tokio::time::timeout(limits.header_timeout, content.request()).await {
             Ok(request) => request,

@@ -143,11 +143,10 @@ impl Plan {
             .transpose()?
             .unzip();
         let has_http3 = settings.listeners.iter().any(|listener| listener.http3);
-        let before_quic = before.and_then(|before| before.quic.as_ref());
         let quic = tls
             .as_deref()
             .filter(|_| has_http3)
-            .map(|tls| Quic::new(tls, before_quic))
+            .map(Quic::new)
             .transpose()
             .map_err(|error| CertificateError::Make(error.to_string()))?;
         let compression =

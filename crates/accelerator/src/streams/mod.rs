@@ -29,7 +29,7 @@ pub(crate) const CONNECTION_WINDOW_BYTES: u32 = 1024 * 1024;
 const CANCELLED: u64 = 100;
 /// For each so many milliseconds it may cancel one more.
 const CANCELLED_MS: u64 = 1000;
-/// Bytes of heads of requests that wait for an answer, on one connection. What a client has said once it can say again in a
+/// Bytes of heads of requests that wait for an answer or for their end, on one connection. What a client has said once it can say again in a
 /// few bytes (RFC 7541 §2.3), so that heads take much more than what comes over the line.
 const HEADS_BYTES: usize = 1024 * 1024;
 
@@ -50,7 +50,7 @@ pub(crate) fn borne(streams: u64, content_bytes: u64, stayed_ms: u64) -> u64 {
 pub(crate) struct Streams {
     open: Cell<u32>,
     begun: Cell<u64>,
-    /// Of requests that wait for an answer.
+    /// Of requests that wait for an answer, or for the rest of their head.
     head_bytes: Cell<usize>,
     cancelled: Cell<u64>,
     /// Why the connection is to end.
@@ -99,11 +99,21 @@ impl Streams {
 
     /// Keeps account of a request's head for as long as it waits; `None` if there are too many.
     fn keep(&self, bytes: usize) -> Option<KeptHead<'_>> {
+        self.take(bytes).then_some(KeptHead(self, bytes))
+    }
+
+    /// Keeps account of so many bytes of heads until they are given back; `false` if there are too many.
+    pub(crate) fn take(&self, bytes: usize) -> bool {
         let all = self.head_bytes.get() + bytes;
-        (all <= HEADS_BYTES).then(|| {
+        let are_borne = all <= HEADS_BYTES;
+        if are_borne {
             self.head_bytes.set(all);
-            KeptHead(self, bytes)
-        })
+        }
+        are_borne
+    }
+
+    pub(crate) fn give_back(&self, bytes: usize) {
+        self.head_bytes.set(self.head_bytes.get() - bytes);
     }
 }
 
@@ -112,7 +122,7 @@ struct KeptHead<'s>(&'s Streams, usize);
 
 impl Drop for KeptHead<'_> {
     fn drop(&mut self) {
-        self.0.head_bytes.set(self.0.head_bytes.get() - self.1);
+        self.0.give_back(self.1);
     }
 }
 

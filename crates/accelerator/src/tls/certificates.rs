@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::crypto::{CryptoProvider, ring};
+use rustls::crypto::{CryptoProvider, aws_lc_rs};
 use rustls::pki_types::pem::{Error as PemError, PemObject};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ClientHello, ResolvesServerCert};
@@ -89,7 +89,7 @@ impl CertificateError {
 
 /// Which of these certificates cannot be used, by their numbers, and why not.
 pub fn check(certificates: &[Certificate]) -> Vec<(usize, CertificateError)> {
-    let (mut shown, provider) = (Shown::default(), ring::default_provider());
+    let (mut shown, provider) = (Shown::default(), aws_lc_rs::default_provider());
     let mut add = |certificate| shown.add(load(certificate, &provider)?, &certificate.chain);
     let numbered = certificates.iter().enumerate();
     numbered.filter_map(|(number, certificate)| Some((number, add(certificate).err()?))).collect()
@@ -125,7 +125,7 @@ pub(crate) fn server_config(
     certificates: &[Certificate],
     issued: Arc<Issued>,
 ) -> Result<(Arc<ServerConfig>, Vec<CertificateStatus>), CertificateError> {
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(aws_lc_rs::default_provider());
     let of_library = |error: rustls::Error| CertificateError::Make(error.to_string());
     let mut shown = Shown { issued, ..Shown::default() };
     let mut known = Vec::new();
@@ -145,7 +145,7 @@ pub(crate) fn server_config(
     // Who names the last one alone is shown what it looks for, and nothing else.
     config.alpn_protocols = vec![ALPN_HTTP2.to_vec(), ALPN_HTTP1.to_vec(), ALPN_CHALLENGE.to_vec()];
     // Resumption without state of ours, on whichever core the client comes to.
-    config.ticketer = ring::Ticketer::new().map_err(of_library)?;
+    config.ticketer = aws_lc_rs::Ticketer::new().map_err(of_library)?;
     Ok((Arc::new(config), known))
 }
 
@@ -200,7 +200,7 @@ pub(super) fn certified(
     chain: Vec<CertificateDer<'static>>,
     key: PrivateKeyDer<'static>,
 ) -> Result<CertifiedKey, CertificateError> {
-    let key = ring::default_provider().key_provider.load_private_key(key);
+    let key = aws_lc_rs::default_provider().key_provider.load_private_key(key);
     let key = key.map_err(|error| CertificateError::Make(error.to_string()))?;
     Ok(CertifiedKey::new(chain, key))
 }

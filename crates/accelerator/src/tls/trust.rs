@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{WebPkiSupportedAlgorithms, ring, verify_tls12_signature, verify_tls13_signature};
+use rustls::crypto::{WebPkiSupportedAlgorithms, aws_lc_rs, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::{ClientConfig, ClientConnection, DigitallySignedStruct, RootCertStore, SignatureScheme};
 
@@ -22,7 +22,7 @@ pub struct Trust(Arc<ClientConfig>);
 impl Trust {
     /// Reads the files; `http2` says whether the servers may choose that.
     pub fn new(settings: &UpstreamTls, http2: bool) -> Result<Self, CertificateError> {
-        let provider = Arc::new(ring::default_provider());
+        let provider = Arc::new(aws_lc_rs::default_provider());
         let of_library = |error: rustls::Error| CertificateError::Make(error.to_string());
         let known = Known::read(settings)?;
         let builder = ClientConfig::builder_with_provider(Arc::clone(&provider))
@@ -106,7 +106,7 @@ struct Known {
 
 impl Known {
     fn read(settings: &UpstreamTls) -> Result<Self, CertificateError> {
-        let provider = ring::default_provider();
+        let provider = aws_lc_rs::default_provider();
         let algorithms = provider.signature_verification_algorithms;
         if !settings.verify {
             return Ok(Self { authorities: None, named: Vec::new(), algorithms });

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring, verify_tls13_signature};
+use rustls::crypto::{CryptoProvider, aws_lc_rs, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::version::TLS13;
 use rustls::{CertificateError, ClientConfig, DigitallySignedStruct, ServerConfig, SignatureScheme};
@@ -101,7 +101,7 @@ impl Security {
         let certificate = made.cert.der().clone();
         let fingerprint = Fingerprint::of(&certificate);
         let private = PrivateKeyDer::try_from(made.signing_key.serialize_der()).map_err(io::Error::other)?;
-        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        let mut config = ServerConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
             .with_protocol_versions(&[&TLS13])
             .map_err(io::Error::other)?
             .with_no_client_auth()
@@ -249,7 +249,7 @@ pub(super) fn tls_failure(error: io::Error) -> io::Error {
 }
 
 fn connector(server: Fingerprint) -> TlsConnector {
-    let provider = Arc::new(ring::default_provider());
+    let provider = Arc::new(aws_lc_rs::default_provider());
     let verifier = Arc::new(ByFingerprint { server, provider: Arc::clone(&provider) });
     let builder = ClientConfig::builder_with_provider(provider);
     // The provider has suites of TLS 1.3: there is nothing that could fail.

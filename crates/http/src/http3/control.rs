@@ -1,7 +1,7 @@
 //! A client's control stream (RFC 9114 §6.2.1).
 
 use super::error::ErrorCode;
-use super::frames::{FrameHeader, frame_type, is_reserved_frame_type, setting};
+use super::frames::{FrameHeader, frame_type, is_reserved_frame_type};
 use super::varint;
 
 /// The greatest length of a SETTINGS frame that is looked at, in bytes: some hundred settings.
@@ -15,7 +15,6 @@ pub struct ControlReader {
     /// The bytes of the header or payload that is being read, if they come in pieces.
     kept: Vec<u8>,
     has_settings: bool,
-    max_field_section_size: Option<u64>,
     max_push_id: Option<u64>,
     goaway: Option<u64>,
     idle_frames: u64,
@@ -152,14 +151,12 @@ impl ControlReader {
         while !payload.is_empty() {
             let (identifier, taken) = varint::read(payload).ok_or(ErrorCode::FrameError)?;
             payload = &payload[taken..];
-            let (value, taken) = varint::read(payload).ok_or(ErrorCode::FrameError)?;
+            let (_, taken) = varint::read(payload).ok_or(ErrorCode::FrameError)?;
             payload = &payload[taken..];
-            match identifier {
-                // §7.2.4.1, §11.2.2: settings of HTTP/2.
-                0x0 | 0x2..=0x5 => return Err(ErrorCode::SettingsError),
-                setting::MAX_FIELD_SECTION_SIZE => self.max_field_section_size = Some(value),
-                // What the client's decoder could do with a dynamic table is of no account: there is none.
-                _ => {}
+            // §7.2.4.1, §11.2.2: settings of HTTP/2. Of the others none changes what is sent: there is no dynamic table, and
+            // a head that is larger than a client wants is for the client to refuse (§4.2.2).
+            if matches!(identifier, 0x0 | 0x2..=0x5) {
+                return Err(ErrorCode::SettingsError);
             }
             identifiers.push(identifier);
         }
@@ -168,12 +165,6 @@ impl ControlReader {
             return Err(ErrorCode::SettingsError);
         }
         Ok(())
-    }
-
-    /// The greatest field section that the client takes (§4.2.2), by its measure of name, value and 32 bytes for each
-    /// field; `None` if it has not said so.
-    pub fn max_field_section_size(&self) -> Option<u64> {
-        self.max_field_section_size
     }
 
     /// Whether the client's settings are known.
@@ -210,12 +201,10 @@ mod tests {
         let bytes = [4, 9, 1, 0, 6, 0x80, 1, 0, 0, 0x21, 5];
         for cut in 0..bytes.len() {
             let reader = read(&bytes[..cut]).unwrap();
-            assert!(!reader.has_settings() && reader.max_field_section_size().is_none(), "{cut}");
+            assert!(!reader.has_settings(), "{cut}");
         }
         let reader = read(&bytes).unwrap();
         assert!(reader.has_settings());
-        assert_eq!(reader.max_field_section_size(), Some(65_536));
-        assert_eq!(read(SETTINGS).unwrap().max_field_section_size(), None);
     }
 
     #[test]

@@ -32,15 +32,8 @@ pub mod stream_type {
     pub const QPACK_DECODER: u64 = 0x3;
 }
 
-/// Identifiers of settings (RFC 9114 §7.2.4.1, RFC 9204 §5).
-pub mod setting {
-    /// The greatest dynamic table of which the sender's decoder knows, in bytes.
-    pub const QPACK_MAX_TABLE_CAPACITY: u64 = 0x1;
-    /// The greatest field section that the sender takes, by the measure of RFC 9114 §4.2.2.
-    pub const MAX_FIELD_SECTION_SIZE: u64 = 0x6;
-    /// The greatest number of streams that wait for the dynamic table.
-    pub const QPACK_BLOCKED_STREAMS: u64 = 0x7;
-}
+/// The setting for the greatest field section that its sender takes (RFC 9114 §7.2.4.1).
+const MAX_FIELD_SECTION_SIZE: u64 = 0x6;
 
 /// Whether the type is one of HTTP/2 that HTTP/3 has no use for: whoever sends it takes this for HTTP/2 (RFC 9114
 /// §7.2.8).
@@ -81,10 +74,9 @@ impl FrameHeader {
 /// dynamic table (RFC 9204 §5: which is what it means to say nothing of it).
 pub fn write_settings(max_field_section_size: u64, out: &mut Vec<u8>) {
     varint::write(stream_type::CONTROL, out);
-    let length =
-        varint::written_len(setting::MAX_FIELD_SECTION_SIZE) + varint::written_len(max_field_section_size);
+    let length = varint::written_len(MAX_FIELD_SECTION_SIZE) + varint::written_len(max_field_section_size);
     FrameHeader { kind: frame_type::SETTINGS, length: length as u64 }.write(out);
-    varint::write(setting::MAX_FIELD_SECTION_SIZE, out);
+    varint::write(MAX_FIELD_SECTION_SIZE, out);
     varint::write(max_field_section_size, out);
 }
 

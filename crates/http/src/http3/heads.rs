@@ -33,8 +33,6 @@ pub struct RequestFacts {
     pub content_length: Option<u64>,
     /// `Expect: 100-continue` (RFC 9110 §10.1.1).
     pub expects_continue: bool,
-    /// What follows is no content, but what goes through a tunnel (RFC 9114 §4.4).
-    pub is_connect: bool,
 }
 
 /// A sound request, whose head is written but for its end.
@@ -118,12 +116,7 @@ impl<'l> Reader<'l> {
             has_authority: false,
             has_cookie: false,
             lines: 0,
-            facts: RequestFacts {
-                method: Method::Other,
-                content_length: None,
-                expects_continue: false,
-                is_connect: false,
-            },
+            facts: RequestFacts { method: Method::Other, content_length: None, expects_continue: false },
         }
     }
 
@@ -195,11 +188,11 @@ impl<'l> Reader<'l> {
             return Err(HeadError::Malformed);
         }
         self.facts.method = Method::from_bytes(method);
-        self.facts.is_connect = self.facts.method == Method::Connect;
+        let is_connect = self.facts.method == Method::Connect;
         let target = match (authority, said(self.pseudo.scheme), said(self.pseudo.path)) {
             // §4.4.
-            (Some(authority), None, None) if self.facts.is_connect => authority,
-            (_, Some(scheme), Some(path)) if !self.facts.is_connect => {
+            (Some(authority), None, None) if is_connect => authority,
+            (_, Some(scheme), Some(path)) if !is_connect => {
                 let is_known =
                     [&b"http"[..], b"https"].iter().any(|known| scheme.eq_ignore_ascii_case(known));
                 if !is_known || !is_path(path, self.facts.method) {

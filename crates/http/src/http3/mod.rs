@@ -17,7 +17,7 @@ pub mod varint;
 pub use control::{ControlReader, MOST_SETTINGS_BYTES};
 pub use error::{ErrorCode, HeadError};
 pub use frames::{
-    FrameHeader, frame_type, is_reserved_frame_type, setting, stream_type, write_goaway, write_settings,
+    FrameHeader, frame_type, is_reserved_frame_type, stream_type, write_goaway, write_settings,
 };
 pub use heads::{Content, Request, RequestFacts, max_field_section_size};
 pub use instructions::{DecoderStream, EncoderStream};

@@ -201,6 +201,7 @@ impl Upgrader {
             |listener: crate::trickles::HandedListener| Some((listener.listen, to_hex(&listener.made_of?)));
         let secrets = Secrets {
             dhttp_tokens: to_hex(&engine.dhttp_token_secret()),
+            quic_tokens: to_hex(&engine.quic_token_secret()),
             challenges: self.reloader.guard.as_ref().map_or(String::new(), |guard| to_hex(&guard.key())),
             trickles: self.reloader.trickles.hand_over()?.into_iter().filter_map(made_of).collect(),
         };

@@ -124,6 +124,7 @@ impl Predecessor {
             store,
             listening: Vec::new(),
             dhttp_token_secret: array_from_hex(&secrets.dhttp_tokens),
+            quic_token_secret: array_from_hex(&secrets.quic_tokens),
         };
         let mut gate = gate::Handed { classes: Vec::new(), blocks };
         let mut trickles = Vec::new();
@@ -173,6 +174,8 @@ impl Predecessor {
         while let Ok((Told::Outdated { key, everything }, _)) = self.hear(FAREWELL_TIMEOUT) {
             forget(&engine, key.as_deref(), everything);
         }
+        // It drains now, and reads from these sockets no more.
+        engine.take_over();
         has_predecessor.store(true, Ordering::SeqCst);
         std::thread::Builder::new().name("predecessor".into()).spawn(move || {
             loop {

@@ -89,6 +89,7 @@ pub(super) enum Sockets {
 #[serde(default)]
 pub(super) struct Secrets {
     pub dhttp_tokens: String,
+    pub quic_tokens: String,
     pub challenges: String,
     /// Keys of Trickles listeners that have no file of keys.
     pub trickles: Vec<(SocketAddr, String)>,
