@@ -38,7 +38,8 @@ upstream = \"app\"
 ```
 
 Paths have one normal form: escapes of letters, digits and `-._~` are decoded, dot segments and empty segments removed,
-as `personality` says. Applications may read another path in it: one with `%2F` and `%5C` as slashes, and without what
+as `personality` says; so have queries, as far as escapes go, and the application is asked for both in this form
+([more](operating.md#routes-and-files)). Applications may read another path in it: one with `%2F` and `%5C` as slashes, and without what
 follows a `;` in a segment. So that nobody comes by a rule in this way,
 
 - the `path` of `[[request]]` and `[[filter]]` matches if either the normal form or that reading matches;

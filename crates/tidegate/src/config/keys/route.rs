@@ -32,10 +32,10 @@ pub(super) static ROUTE: Section = Section {
         key(
             "rewrite",
             Kind::UrlPath,
-            Absent("the path goes on as it came"),
+            Absent("the path goes on in its normal form"),
             "The path that the upstream is asked for. A `*` at its end stands for what follows `path` in the request: with \
-             `path = \"/api/\"` and `rewrite = \"/*\"`, `/api/users` is asked for as `/users`. The query stays, and so does \
-             what responses say of paths (`Location`, cookies, links).",
+             `path = \"/api/\"` and `rewrite = \"/*\"`, `/api/users` is asked for as `/users`. The query stays, in its normal \
+             form, and so does what responses say of paths (`Location`, cookies, links).",
         ),
         key(
             "request_fields",
