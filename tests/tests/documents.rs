@@ -281,6 +281,13 @@ const NUMBERS: &[(&str, &str, &str, &str)] = &[
     ),
     ("docs/guide/operating.md", "fewer than four are answered well", "crates/accelerator", "FAULT: u32 = 4;"),
     (
+        "docs/guide/operating.md",
+        "has no answer after 5 s",
+        "crates/accelerator",
+        "LEAD_AGE: Duration = Duration::from_secs(5);",
+    ),
+    ("docs/guide/operating.md", "remembered for 60 s", "crates/accelerator", "NOT_SHARED_S: u64 = 60;"),
+    (
         "docs/guide/defence.md",
         "within a sliding window of 10 s",
         "crates/defence",
