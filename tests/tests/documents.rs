@@ -288,6 +288,36 @@ const NUMBERS: &[(&str, &str, &str, &str)] = &[
     ),
     ("docs/guide/operating.md", "remembered for 60 s", "crates/accelerator", "NOT_SHARED_S: u64 = 60;"),
     (
+        "docs/guide/operating.md",
+        "10 s without a word",
+        "crates/tidegate",
+        "HERE_TIMEOUT: Duration = Duration::from_secs(10);",
+    ),
+    (
+        "docs/guide/operating.md",
+        "60 s more in which it does not say",
+        "crates/tidegate",
+        "PREPARED_TIMEOUT: Duration = Duration::from_secs(60);",
+    ),
+    (
+        "docs/guide/operating.md",
+        "60 s and a second for each 100 MiB",
+        "crates/tidegate",
+        "SERVING_TIMEOUT: Duration = Duration::from_secs(60);",
+    ),
+    (
+        "docs/guide/operating.md",
+        "60 s and a second for each 100 MiB",
+        "crates/tidegate",
+        "CACHE_BYTES_PER_S: u64 = 100 << 20;",
+    ),
+    (
+        "docs/guide/operating.md",
+        "and 12 minutes of all that together",
+        "crates/tidegate",
+        "MOST: Duration = Duration::from_secs(12 * 60);",
+    ),
+    (
         "docs/guide/defence.md",
         "within a sliding window of 10 s",
         "crates/defence",
