@@ -280,6 +280,38 @@ const NUMBERS: &[(&str, &str, &str, &str)] = &[
         "MOST_FAULTS: u32 = 3 * FAULT;",
     ),
     ("docs/guide/operating.md", "fewer than four are answered well", "crates/accelerator", "FAULT: u32 = 4;"),
+    ("docs/guide/operating.md", "at most 1,000 fields", "crates/accelerator", "RESPONSE_FIELDS: u16 = 1000;"),
+    (
+        "docs/guide/operating.md",
+        "16 while the request's content is on its way",
+        "crates/accelerator",
+        "INTERIM_RESPONSES: usize = 16;",
+    ),
+    (
+        "docs/guide/operating.md",
+        "up to 1,000 interim responses",
+        "crates/accelerator",
+        "MOST_INTERIM_RESPONSES: usize = 1000;",
+    ),
+    (
+        "docs/guide/operating.md",
+        "as half of `cache.memory` holds",
+        "crates/accelerator",
+        "PRELOAD_SHARE: u64 = 2;",
+    ),
+    (
+        "docs/guide/operating.md",
+        "what is stored; at most 10,000",
+        "crates/tidegate",
+        "MAX_ENTRIES: usize = 10_000;",
+    ),
+    (
+        "docs/guide/operating.md",
+        "the block list; at most 100,000",
+        "crates/tidegate",
+        "MAX_BLOCKS: usize = 100_000;",
+    ),
+    ("docs/guide/operating.md", "who does most; at most 256", "crates/tidegate", "MAX_TOP: usize = 256;"),
     (
         "docs/guide/operating.md",
         "has no answer after 5 s",
