@@ -200,7 +200,8 @@ pub(super) static CLASSIFIER: Section = Section {
 
 pub(super) static EXEMPT: Section = Section {
     name: "exempt",
-    doc: "Clients that are counted but never acted on, such as monitoring and search engines' robots.",
+    doc: "Clients that are counted but never acted on, such as monitoring and search engines' robots. Where there is no \
+          such table, 127.0.0.1 and ::1 are exempt.",
     enforced: true,
     keys: &[
         key("source", Kind::Prefix, Required, "Their addresses."),
@@ -216,7 +217,8 @@ pub(super) static EXEMPT: Section = Section {
 pub(super) static FILTER: Section = Section {
     name: "filter",
     doc: "Requests that are refused by what they look like; all that a table says must hold, and the first that \
-          matches decides.",
+          matches decides. Nothing is done to those whom [[exempt]] names, nor without it to 127.0.0.1 and ::1: try a \
+          filter from another address.",
     enforced: true,
     keys: &[
         key("source", Kind::Prefix, Absent("anywhere"), "Where they come from."),
