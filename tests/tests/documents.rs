@@ -427,6 +427,7 @@ const NUMBERS: &[(&str, &str, &str, &str)] = &[
         "crates/conditioning",
         "SLOTS: u32 = 131_072;",
     ),
+    ("docs/guide/conditioning.md", "and 16 `--listen`", "crates/conditioning", "MOST_LISTENERS: usize = 16;"),
     (
         "docs/guide/conditioning.md",
         "a head at most 32768 bytes",
