@@ -442,6 +442,12 @@ const NUMBERS: &[(&str, &str, &str, &str)] = &[
     ),
     (
         "docs/guide/conditioning.md",
+        "more than 8192 bytes in several vectors",
+        "crates/conditioning",
+        "HEAD_LOOKED_AT: usize = 8192;",
+    ),
+    (
+        "docs/guide/conditioning.md",
         "with at most 4096 bytes",
         "crates/conditioning",
         "PEEKED_BYTES: usize = 4096;",

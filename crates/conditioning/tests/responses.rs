@@ -10,7 +10,9 @@ use common::{Chain, Client, Site, compile, free_port, needs};
 const CHAIN: &[&str] = &["package", "persist", "normalize", "prior"];
 
 /// Ways in which a server writes that are followed.
-const WAYS: [&str; 8] = ["write", "send", "sendto", "writev", "sendmsg", "sendmmsg", "sendfile", "any"];
+const WAYS: [&str; 11] = [
+    "write", "send", "sendto", "writev", "words", "mixed", "alone", "sendmsg", "sendmmsg", "sendfile", "any",
+];
 
 /// What a client gets of a response that announces the end of its connection.
 const HEAD: &str = "HTTP/1.1 200 OK\r\nContent-Length:                    3\r\n\r\n";
@@ -63,6 +65,19 @@ fn a_head_that_the_kernel_does_not_copy_is_sent_as_it_is() {
     let mut client = chain.client();
     let response = client.get("/zerocopy/100");
     assert_eq!(response.field("connection").as_deref(), Some("close"), "{}", response.head);
+    assert_eq!(response.body, b"ok\n");
+    assert!(client.is_ended());
+    chain.stop();
+}
+
+/// It is looked at, and copied for that, up to a bound.
+#[test]
+fn a_head_of_many_bytes_in_several_vectors_is_sent_as_it_is() {
+    let (chain, _site) = heads();
+    let mut client = chain.client();
+    let response = client.get("/long");
+    assert_eq!(response.field("connection").as_deref(), Some("close"), "{}", response.head);
+    assert_eq!(response.field("x").map(|field| field.len()), Some(9000));
     assert_eq!(response.body, b"ok\n");
     assert!(client.is_ended());
     chain.stop();

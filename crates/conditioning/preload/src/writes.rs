@@ -4,6 +4,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 use libc::{c_int, c_uint, c_void, iovec, msghdr, off_t, off64_t, size_t, sockaddr, socklen_t, ssize_t};
 use rustix::io::Errno;
+use tidegate_conditioning::server::response::{HEAD_LOOKED_AT, head_length};
 use tidegate_conditioning::server::{self, Reading, ResponseTracker};
 
 use crate::next::next;
@@ -65,9 +66,43 @@ fn bytes<'b>(buffer: *const c_void, length: size_t) -> Option<&'b [u8]> {
     Some(unsafe { std::slice::from_raw_parts(buffer.cast(), length) })
 }
 
+/// What a call writes, with a copy of the response's head that it begins with in the first vector.
+struct Joined {
+    /// What the first vector points to, for as long as that is used.
+    _head: Vec<u8>,
+    vectors: Vec<iovec>,
+}
+
+impl Joined {
+    /// `None` where a response's head does not begin here, ends in the first vector already, or does not end within
+    /// what is looked at.
+    fn of(fd: c_int, vectors: &[iovec]) -> Option<Self> {
+        let filled = || vectors.iter().filter(|vector| vector.iov_len > 0);
+        let first = filled().next()?;
+        if filled().nth(1).is_none()
+            || !server::wants_whole_head(fd)
+            || head_length(bytes(first.iov_base, first.iov_len)?).is_some()
+        {
+            return None;
+        }
+        let mut head = Vec::with_capacity(HEAD_LOOKED_AT);
+        for vector in filled() {
+            let room = HEAD_LOOKED_AT - head.len();
+            head.extend_from_slice(bytes(vector.iov_base, vector.iov_len.min(room))?);
+        }
+        head.truncate(head_length(&head)?);
+        let mut joined = vec![iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() }];
+        // No more than they were: the head took the place of two at least, of which it may have left a part of one.
+        joined.extend(reads::behind(vectors, head.len()));
+        Some(Self { _head: head, vectors: joined })
+    }
+}
+
 /// Writes several buffers by `real`, which sends with `flags`, with what is to be written instead of their beginning: a
-/// response's head is in the first one.
+/// response's head, which some servers write with a vector for each word.
 fn write_many(fd: c_int, vectors: &[iovec], flags: c_int, real: impl Fn(&[iovec]) -> ssize_t) -> ssize_t {
+    let joined = if are_copied(flags) { Joined::of(fd, vectors) } else { None };
+    let vectors = joined.as_ref().map_or(vectors, |joined| &joined.vectors);
     let first = vectors.iter().position(|vector| vector.iov_len > 0);
     let head = first.filter(|_| are_copied(flags));
     let head = head.and_then(|first| bytes(vectors[first].iov_base, vectors[first].iov_len));

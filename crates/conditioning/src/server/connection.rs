@@ -441,6 +441,11 @@ impl Connection {
         Some(instead)
     }
 
+    /// Whether [`Self::instead_of`] wants to see a whole head: one begins with what the server writes next.
+    pub fn wants_whole_head(&self) -> bool {
+        self.keeps_alive && self.tracker.as_ref().is_some_and(ResponseTracker::comes_to_head)
+    }
+
     /// Whether what was not read of the request is on the socket.
     fn is_all_there(&mut self, fd: BorrowedFd<'_>) -> bool {
         if self.source() == Source::Exhausted {

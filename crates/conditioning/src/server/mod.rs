@@ -284,6 +284,12 @@ pub fn before_write(fd: RawFd, bytes: Option<&[u8]>) -> Result<Option<Vec<u8>>, 
     if is_ended(fd) || table::is_listener(fd) { Err(Errno::PIPE) } else { Ok(None) }
 }
 
+/// Whether [`before_write`] is to be given the whole head of a response: one begins with what the server writes to `fd`
+/// next, and the client's connection may go on behind it.
+pub fn wants_whole_head(fd: RawFd) -> bool {
+    table::connection(fd).is_some_and(|connection| connection.lock().wants_whole_head())
+}
+
 /// The server is about to shut `fd` down: whether that is a matter of its own, of which the client learns nothing. It
 /// is once its response is complete, be it that content of the request is still to come.
 pub fn shuts_down(fd: RawFd) -> bool {

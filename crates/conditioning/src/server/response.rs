@@ -12,7 +12,18 @@ use crate::plain;
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 64 * 1024, head_bytes: 256 * 1024, fields: 1000 };
 
 /// A `Connection` field is looked for in so many bytes.
-const HEAD_LOOKED_AT: usize = 8192;
+pub const HEAD_LOOKED_AT: usize = 8192;
+
+/// Length of the head at the start of `bytes`, if its end is among the first [`HEAD_LOOKED_AT`]. Lines may end in LF alone
+/// (RFC 9112 §2.2).
+pub fn head_length(bytes: &[u8]) -> Option<usize> {
+    let start = &bytes[..bytes.len().min(HEAD_LOOKED_AT)];
+    memchr::memchr_iter(b'\n', start).find_map(|at| match start[at + 1..] {
+        [b'\n', ..] => Some(at + 2),
+        [b'\r', b'\n', ..] => Some(at + 3),
+        _ => None,
+    })
+}
 
 /// How far a response has come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -116,6 +127,11 @@ impl ResponseTracker {
         matches!(self.at, At::Head | At::Chunked(_))
     }
 
+    /// Whether a head begins with what comes next, be it behind an interim response.
+    pub fn comes_to_head(&self) -> bool {
+        matches!(self.at, At::Head) && self.head.is_empty()
+    }
+
     /// The server wrote these bytes.
     pub fn wrote(&mut self, mut bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
@@ -180,7 +196,7 @@ impl ResponseTracker {
     /// the response's whole head, its framing says where it ends, and it announces so. The length stays the same.
     pub fn without_close(&mut self, bytes: &[u8]) -> Option<Vec<u8>> {
         self.announced = None;
-        if !matches!(self.at, At::Head) || !self.head.is_empty() {
+        if !self.comes_to_head() {
             return None;
         }
         if let Some(plain) = self.plain(bytes) {
@@ -531,6 +547,22 @@ mod tests {
         ] {
             assert_eq!(patched(untouched), None, "{untouched}");
         }
+    }
+
+    #[test]
+    fn a_heads_length_is_known_once_its_end_is_there() {
+        for (head, length) in [
+            ("HTTP/1.1 200 OK\r\nA: b\r\n\r\n\r\n", Some(25)),
+            ("HTTP/1.1 200 OK\nA: b\n\n", Some(22)),
+            ("HTTP/1.1 200 OK\r\n\n", Some(18)),
+            ("HTTP/1.1 200 OK\r\nA: b\r\n\r", None),
+            ("", None),
+        ] {
+            assert_eq!(head_length(head.as_bytes()), length, "{head:?}");
+        }
+        let long = |bytes: usize| format!("{}\r\n\r\n", "a".repeat(bytes - 4));
+        assert_eq!(head_length(long(HEAD_LOOKED_AT).as_bytes()), Some(HEAD_LOOKED_AT));
+        assert_eq!(head_length(long(HEAD_LOOKED_AT + 1).as_bytes()), None);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 /*
  * server PORT: answers GET /WAY/MOST/REFUSES with an announcement of its connection's end and three bytes, written in this way. A write
  * takes MOST bytes at most (cuts.c), and with REFUSES some take none. What is left is written from the server's own buffer, as every
- * server does it. The bytes are "no" where the connection was corked when it was accepted.
+ * server does it. The bytes are "no" where the connection was corked when it was accepted. "words" is by a vector for each word, as
+ * Varnish writes, and so are "mixed", where the last one holds the end of the head and the bytes, and "alone", where the bytes have a call
+ * of their own. "long" is a head of more than 9000 bytes in a few vectors.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -24,10 +26,36 @@ extern size_t cut_most;
 static const char head[] = "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 3\r\n\r\n", *content;
 enum { HEAD = sizeof(head) - 1, CONTENT = 3 };
 
+/* What is left of the head, with a vector for each word. */
+static int words(char *whole, size_t *done, struct iovec *parts)
+{
+	int count = 0;
+
+	while (*done < HEAD) {
+		size_t length = strcspn(whole + *done, " \n") + 1;
+
+		parts[count++] = (struct iovec){ whole + *done, length };
+		*done += length;
+	}
+	return count;
+}
+
+/* Nothing is cut here: the test is of what a call holds. */
+static void respond_at_length(int client)
+{
+	static char field[9000];
+	struct iovec parts[] = { { (char *)head, HEAD - 2 }, { "X: ", 3 }, { field, sizeof(field) }, { "\r\n\r\n", 4 },
+				 { (char *)content, CONTENT } };
+
+	memset(field, 'x', sizeof(field));
+	if (writev(client, parts, 5) < (ssize_t)sizeof(field))
+		_exit(7);
+}
+
 /* Writes what is left of head and content once, from `done` on. */
 static ssize_t write_rest(int client, const char *way, size_t done)
 {
-	struct iovec parts[3];
+	struct iovec parts[16];
 	struct msghdr message = { .msg_iov = parts };
 	struct mmsghdr messages = { .msg_hdr = message };
 	char whole[HEAD + CONTENT];
@@ -49,6 +77,14 @@ static ssize_t write_rest(int client, const char *way, size_t done)
 	if (!strcmp(way, "sendfile")) {
 		offset = done - HEAD;
 		return sendfile(client, fileno(stdin), &offset, CONTENT - offset);
+	}
+	if (!strcmp(way, "words") || !strcmp(way, "mixed") || !strcmp(way, "alone")) {
+		count = words(whole, &done, parts);
+		if (count && !strcmp(way, "mixed"))
+			parts[count - 1].iov_len += CONTENT;
+		else if (!count || !strcmp(way, "words"))
+			parts[count++] = (struct iovec){ whole + done, sizeof(whole) - done };
+		return writev(client, parts, count);
 	}
 	/* Once a part of the head has been taken, the rest of it lies in two. */
 	if (done && done + 1 < HEAD) {
@@ -83,6 +119,8 @@ static void respond(int client, const char *way)
 		fclose(out);
 		return;
 	}
+	if (!strcmp(way, "long"))
+		return respond_at_length(client);
 	if (!strcmp(way, "cork")) {
 		setsockopt(client, IPPROTO_TCP, TCP_CORK, &on, sizeof(on));
 		way = "write";
