@@ -4,6 +4,7 @@
 mod common;
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::Command;
 
 use common::{Chain, Client, Site, compile, compiled, free_port, needs, strs};
 
@@ -281,4 +282,21 @@ fn reads_and_writes_of_a_listening_socket_fail_as_without_a_chain() {
     let (chain, _site) = compiled("asks.c", DYNAMIC, "calls", CHAIN);
     assert_eq!(String::from_utf8(chain.get("/").body).unwrap(), "-1 EPIPE, -1 ENOTCONN");
     chain.stop();
+}
+
+/// Two programs for one port shared its clients.
+#[test]
+fn an_address_at_which_a_server_listens_is_taken_as_without_a_chain() {
+    for flags in REACHES {
+        let (chain, site) = compiled("twice.c", flags, "serves", CHAIN);
+        let behind_chain = String::from_utf8(chain.get("/").body).unwrap();
+        chain.stop();
+        let mut bare = Command::new(site.path().join("server"));
+        let bare = bare.args([&free_port().to_string(), "says"]).output().unwrap();
+        assert_eq!(behind_chain, String::from_utf8(bare.stdout).unwrap().trim_end(), "{flags:?}");
+        assert!(
+            behind_chain.contains("program: EADDRINUSE") && behind_chain.contains("renewed: 0"),
+            "{behind_chain}"
+        );
+    }
 }

@@ -29,9 +29,13 @@ pub unsafe extern "C" fn bind(fd: c_int, address: *const sockaddr, length: sockl
     // SAFETY: the caller's own arguments, as for the system call.
     if let Some(address) = unsafe { address::read(address, length) }
         && rustix::net::sockopt::socket_type(borrow(fd)) == Ok(rustix::net::SocketType::STREAM)
-        && state::bind(fd, address)
     {
-        return 0;
+        if state::is_taken(fd, address) {
+            return fail(rustix::io::Errno::ADDRINUSE);
+        }
+        if state::bind(fd, address) {
+            return 0;
+        }
     }
     next!(bind(fd: c_int, address: *const sockaddr, length: socklen_t) -> c_int)
 }
@@ -52,6 +56,7 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
         let cloexec = if cloexec { rustix::io::DupFlags::CLOEXEC } else { rustix::io::DupFlags::empty() };
         let only_v6 = address.is_ipv6() && rustix::net::sockopt::ipv6_v6only(borrow(fd)).unwrap_or(false);
         let options = ForConnections::of(borrow(fd));
+        let is_alone = !options::shares_address(borrow(fd));
         let waits_at_most = socket_timeout(borrow(fd), Timeout::Recv)?;
         let registrations = server::registrations("self", fd);
         // SAFETY: the server's own descriptor, which is the link from now on, and is not closed here.
@@ -62,6 +67,9 @@ pub unsafe extern "C" fn listen(fd: c_int, backlog: c_int) -> c_int {
             set_socket_timeout(borrow(fd), Timeout::Recv, waits_at_most)?;
         }
         server::listen_with(fd, chain, Listening { address, only_v6 }, options)?;
+        if is_alone {
+            server::set_alone(fd);
+        }
         server::carry_over(registrations);
         crate::programs::remember_listeners();
         Ok(())

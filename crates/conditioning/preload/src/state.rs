@@ -132,6 +132,16 @@ impl Preloaded {
     }
 }
 
+/// Whether a stream socket cannot be bound to `address`, since another listens there, and the two do not share it.
+pub(crate) fn is_taken(fd: RawFd, address: SocketAddr) -> bool {
+    preloaded().is_some_and(|preloaded| {
+        preloaded.address.port() == address.port()
+            && server::is_taken(&preloaded.chain, address)
+            // SAFETY: the server's own socket, borrowed for one getsockopt.
+            && !options::shares_address(unsafe { BorrowedFd::borrow_raw(fd) })
+    })
+}
+
 /// A stream socket is to be bound to `address`: true if the chain has that port, and the socket is remembered.
 pub(crate) fn bind(fd: RawFd, address: SocketAddr) -> bool {
     let Some(preloaded) = preloaded().filter(|preloaded| preloaded.address.port() == address.port()) else {

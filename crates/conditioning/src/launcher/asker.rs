@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io;
 use std::mem::ManuallyDrop;
 use std::net::SocketAddr;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 use rustix::event::epoll;
@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use rustix::thread::UnshareFlags;
 
-use crate::server::{address, connection::Interest, options::MOST_BYTES};
+use crate::server::{address, connection::Interest, options, options::MOST_BYTES};
 
 /// What a descriptor of a process is called: `socket:[12345]`.
 pub fn name_of(process: u32, fd: RawFd) -> Option<String> {
@@ -47,6 +47,11 @@ pub fn kind_of(process: u32, fd: RawFd) -> Option<SocketType> {
 /// Whether it is an IPv6 socket that takes no IPv4 clients.
 pub fn is_v6_only(process: u32, fd: RawFd) -> bool {
     handle_to(process, fd).is_some_and(|socket| rustix::net::sockopt::ipv6_v6only(socket).unwrap_or(false))
+}
+
+/// Whether it is a socket that shares its address with others.
+pub fn shares_address(process: u32, fd: RawFd) -> bool {
+    handle_to(process, fd).is_none_or(|socket| options::shares_address(socket.as_fd()))
 }
 
 /// Registers `file`, which has the number `fd` in a process, with epoll sets of that process. The kernel tells

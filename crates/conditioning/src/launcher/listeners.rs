@@ -12,6 +12,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{OwnedFd, RawFd};
 use std::time::{Duration, Instant};
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
@@ -42,9 +43,16 @@ struct ListeningSocket {
     opened_by: (u32, RawFd),
     /// There are bytes in it.
     is_told: bool,
+    is_alone: bool,
 }
 
 impl ListeningSocket {
+    /// Whether a process has the server's end: that nobody does may not have been looked at yet.
+    fn is_open(&self) -> bool {
+        let mut watched = [PollFd::new(&self.ours, PollFlags::empty())];
+        rustix::event::poll(&mut watched, Some(&Timespec::default())) == Ok(0)
+    }
+
     fn tell(&mut self) {
         // Full of bytes it is readable as well.
         let _ = rustix::net::send(&self.ours, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -136,6 +144,8 @@ pub struct Placed {
     pub name: String,
     pub ours: OwnedFd,
     pub opened_by: (u32, RawFd),
+    /// It shares its address with nobody (SO_REUSEPORT, socket(7)).
+    pub is_alone: bool,
 }
 
 /// The launcher's end of a pair, and the one that the server gets in the place of a socket.
@@ -162,8 +172,8 @@ impl Listeners {
 
     /// A socket listens: it shares the connections of those with the same address.
     pub fn add(&mut self, bound: Listening, placed: Placed) {
-        let Placed { number, name, ours, opened_by } = placed;
-        let socket = ListeningSocket { number, name, ours, opened_by, is_told: false };
+        let Placed { number, name, ours, opened_by, is_alone } = placed;
+        let socket = ListeningSocket { number, name, ours, opened_by, is_told: false, is_alone };
         if let Some(same) = self.all.iter_mut().find(|listener| listener.bound == bound) {
             same.sockets.push(socket);
             return;
@@ -177,6 +187,12 @@ impl Listeners {
             accepted: Instant::now(),
             has_news: false,
         });
+    }
+
+    /// Whether one listens at `address` that shares it with nobody: bind(2) fails for others then.
+    pub fn is_taken(&self, address: SocketAddr) -> bool {
+        let there = self.all.iter().filter(|listener| listener.bound.address == address);
+        there.flat_map(|listener| &listener.sockets).any(|socket| socket.is_alone && socket.is_open())
     }
 
     /// Nobody has the socket any more. Returns its name. What waits for a listener without sockets is over.
@@ -250,7 +266,7 @@ mod tests {
             let (ours, server) = pair().unwrap();
             theirs.push(server);
             let name = format!("socket:[{number}]");
-            listeners.add(bound(address), Placed { number, name, ours, opened_by: (0, -1) });
+            listeners.add(bound(address), Placed { number, name, ours, opened_by: (0, -1), is_alone: false });
         }
         assert_eq!(listeners.len(), 2);
         let first = listeners.for_local([127, 0, 0, 1].into()).unwrap().id();
@@ -273,7 +289,7 @@ mod tests {
         let (ours, _theirs) = pair().unwrap();
         let name = String::from("socket:[1]");
         let at = SocketAddr::from(([0, 0, 0, 0], 80));
-        listeners.add(at.into(), Placed { number: 1, name, ours, opened_by: (0, -1) });
+        listeners.add(at.into(), Placed { number: 1, name, ours, opened_by: (0, -1), is_alone: false });
         let listener = listeners.get(1).unwrap();
         let (now, much_later) = (listener.accepted, listener.accepted + GIVEN_UP_AFTER);
         assert!(!listener.lets_others_pass(much_later), "it was offered nothing");

@@ -24,7 +24,7 @@ use rustix::net::{RecvFlags, SocketType};
 
 use crate::launcher::asker::{
     Asker, flags_of, is_v6_only, kind_of, name_of, read_address, read_value, register, room_at,
-    write_address_at, write_value,
+    shares_address, write_address_at, write_value,
 };
 use crate::launcher::listeners::{self, Accepted, Listeners, Placed};
 use crate::launcher::relay::Relay;
@@ -371,6 +371,9 @@ impl Supervisor {
             }
             return Answer::Continue;
         }
+        if self.listeners.is_taken(wanted) && !shares_address(asker.process, fd) {
+            return Answer::Error(Errno::ADDRINUSE);
+        }
         self.bound.insert(name.to_owned(), wanted);
         Answer::Value(0)
     }
@@ -397,13 +400,14 @@ impl Supervisor {
         let (ours, theirs) = listeners::pair()?;
         let name = name_of(std::process::id(), theirs.as_raw_fd()).ok_or(Errno::MFILE)?;
         rustix::io::ioctl_fionbio(&theirs, flags & libc::O_NONBLOCK != 0)?;
+        let is_alone = !shares_address(process, fd);
         let number = self.listeners.next_number();
         self.relay.watch_listening(ours.as_fd(), number)?;
         let registrations = server::registrations(&process.to_string(), fd);
         let place = libc::SECCOMP_ADDFD_FLAG_SETFD as u32;
         self.add(id, theirs.as_raw_fd(), place, fd, flags & libc::O_CLOEXEC != 0)?;
         register(process, theirs.as_fd(), fd, registrations);
-        self.listeners.add(bound, Placed { number, name, ours, opened_by: (process, fd) });
+        self.listeners.add(bound, Placed { number, name, ours, opened_by: (process, fd), is_alone });
         Ok(())
     }
 

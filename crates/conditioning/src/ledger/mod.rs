@@ -4,12 +4,14 @@
 //! was handed twice, because a filter died and nobody knows what it had done, is served once. What a dead filter did
 //! not forward is found here.
 
+mod addresses;
 pub(crate) mod namespace;
 mod passed;
 mod turns;
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -54,6 +56,7 @@ struct Map {
     slots: [Slot; SLOTS as usize],
     passed: passed::Places,
     turns: Turns,
+    addresses: addresses::Addresses,
 }
 
 /// Where a slot's request is.
@@ -184,6 +187,26 @@ impl Ledger {
     /// Whether the server has begun to listen.
     pub fn is_listening(&self) -> bool {
         self.map().listening.load(Ordering::Acquire) != 0
+    }
+
+    /// The descriptor `fd` of this process listens at `address`, which it shares with nobody. `is_open` says whether a
+    /// descriptor of a process is still a listening one.
+    pub fn set_address(&self, fd: RawFd, address: SocketAddr, is_open: impl Fn(u32, RawFd) -> bool) {
+        if self.knows_this_process() {
+            self.map().addresses.add((std::process::id(), fd), address, is_open);
+        }
+    }
+
+    /// Takes [`Self::set_address`] back.
+    pub fn clear_address(&self, fd: RawFd) {
+        if self.knows_this_process() {
+            self.map().addresses.remove(std::process::id(), fd);
+        }
+    }
+
+    /// Whether a process listens at `address` on a socket that shares it with nobody.
+    pub fn has_address(&self, address: SocketAddr, is_open: impl Fn(u32, RawFd) -> bool) -> bool {
+        self.knows_this_process() && self.map().addresses.has(address, is_open)
     }
 
     /// Says that the server has accepted.

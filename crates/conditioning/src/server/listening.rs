@@ -5,6 +5,7 @@
 //! of several waiters (EPOLLET, EPOLLEXCLUSIVE; epoll_ctl(2)), are told of it again for the socket that it is for.
 
 use std::cmp::Reverse;
+use std::io::Write;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +15,7 @@ use std::{io, ptr};
 
 use rustix::event::{PollFd, PollFlags, epoll};
 use rustix::fs::OFlags;
+use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, socket_timeout};
 use rustix::time::Timespec;
 
@@ -83,6 +85,8 @@ struct Descriptor {
     fd: RawFd,
     chain: Arc<Chain>,
     at: Listening,
+    /// It shares its address with nobody.
+    is_alone: bool,
     /// Registrations that tell an event once, or to one of several.
     interests: Vec<Interest>,
 }
@@ -104,20 +108,64 @@ fn change(how: impl FnOnce(&mut Vec<Descriptor>)) {
 pub(super) fn added(fd: RawFd, chain: &Arc<Chain>, at: Listening) {
     change(|all| {
         all.retain(|one| one.fd != fd);
+        // Of a program that this process was before, which had another listening socket by that number.
+        chain.ledger.clear_address(fd);
         if all.len() < MOST {
-            all.push(Descriptor { fd, chain: chain.clone(), at, interests: Vec::new() });
+            all.push(Descriptor { fd, chain: chain.clone(), at, is_alone: false, interests: Vec::new() });
         }
     });
 }
 
 /// `fd` does so no more.
 pub(super) fn removed(fd: RawFd) {
-    change(|all| all.retain(|one| one.fd != fd));
+    change(|all| {
+        if let Some(at) = all.iter().position(|one| one.fd == fd) {
+            all.remove(at).chain.ledger.clear_address(fd);
+        }
+    });
 }
 
-/// This process is a child: what is registered with epoll is its parent's.
+/// This process is a child: what is registered with epoll is its parent's, and what listens is open in both.
 pub(super) fn inherited() {
-    lock(&ALL).iter_mut().for_each(|one| one.interests.clear());
+    for one in &mut *lock(&ALL) {
+        one.interests.clear();
+        if one.is_alone {
+            set_address(one);
+        }
+    }
+}
+
+/// `fd`, which has begun to listen, shares its address with nobody (SO_REUSEPORT, socket(7)).
+pub fn set_alone(fd: RawFd) {
+    change(|all| {
+        if let Some(one) = all.iter_mut().find(|one| one.fd == fd) {
+            one.is_alone = true;
+            set_address(one);
+        }
+    });
+}
+
+fn set_address(one: &Descriptor) {
+    one.chain.ledger.set_address(one.fd, one.at.address, is_open(&one.chain));
+}
+
+/// Whether a process listens at `address` that shares it with nobody: bind(2) fails for others then.
+pub fn is_taken(chain: &Chain, address: SocketAddr) -> bool {
+    chain.ledger.has_address(address, is_open(chain))
+}
+
+/// Whether a descriptor of a process is a handle to the link, as those are that stand for listening sockets.
+fn is_open(chain: &Chain) -> impl Fn(u32, RawFd) -> bool {
+    let link = rustix::fs::fstat(&chain.link).map(|link| (link.st_dev, link.st_ino));
+    move |process, fd| {
+        // A child asks as well, which may not be able to allocate yet.
+        let mut room = [0u8; 64];
+        let mut path = io::Cursor::new(&mut room[..]);
+        let written = write!(path, "/proc/{process}/fd/{fd}").map(|()| path.position() as usize);
+        let file =
+            written.map_err(|_| Errno::NAMETOOLONG).and_then(|length| rustix::fs::stat(&room[..length]));
+        link.is_ok() && file.map(|file| (file.st_dev, file.st_ino)) == link
+    }
 }
 
 /// The server changed a registration of a listening descriptor.

@@ -44,7 +44,7 @@ use ended::{at_end_of_file, replace};
 pub use ended::{is_ended, status_flags};
 pub use exec::{inherit_standard_streams, programs_may_serve};
 pub use lingering::{WaitAlone, Waited, expire, lingers, set_linger};
-pub use listening::{Listening, chosen, described as described_listeners, described_of};
+pub use listening::{Listening, chosen, described as described_listeners, described_of, is_taken, set_alone};
 pub use options::ForConnections;
 pub use parking::{made as made_epoll, park, unpark_for, unpark_to_change};
 pub use passing::{Passing, pass, receive};

@@ -178,6 +178,11 @@ fn value_of(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> Option<Vec<u8>
     Some(value)
 }
 
+/// Whether a socket that is to listen shares its address with others that say so, too (SO_REUSEPORT, socket(7)).
+pub fn shares_address(socket: BorrowedFd<'_>) -> bool {
+    rustix::net::sockopt::socket_reuseport(socket) != Ok(false)
+}
+
 /// An option that says nothing of a socket that never has a connection.
 const MARKED: (c_int, c_int) = (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE);
 /// Its value on sockets that are bound in name only, by which a process knows one that it gets from another.
