@@ -19,6 +19,9 @@ const QUEUE_DELAY: (Duration, Duration) = (Duration::from_millis(4), Duration::f
 /// Linux's HyStart has.
 const TRAIN_GAP: Duration = Duration::from_millis(2);
 
+/// The path is not full where nothing comes for such a part of the shortest round trip.
+const IDLE_PART: u32 = 4;
+
 /// Estimator of one client.
 #[derive(Clone, Debug)]
 pub(super) struct RoundTrip {
@@ -29,11 +32,20 @@ pub(super) struct RoundTrip {
     round: (u64, Duration, u32),
     /// When the first and the last packet of the latest train arrived.
     train: Option<(Instant, Instant)>,
+    /// The same of the packets since the path was idle for the last time.
+    busy: Option<(Instant, Instant)>,
+}
+
+/// Adds an arrival to packets that are at most `gap` apart.
+fn join(packets: Option<(Instant, Instant)>, gap: Duration, now: Instant) -> Option<(Instant, Instant)> {
+    let first = packets.filter(|(_, last)| now <= *last + gap).map_or(now, |(first, _)| first);
+    Some((first, now))
 }
 
 impl RoundTrip {
     pub(super) fn new(min_rto: Duration) -> Self {
-        Self { min_rto, smoothed: None, least: Duration::MAX, round: (0, Duration::MAX, 0), train: None }
+        let round = (0, Duration::MAX, 0);
+        Self { min_rto, smoothed: None, least: Duration::MAX, round, train: None, busy: None }
     }
 
     /// A sample by packet `number`, which arrived at `now` and before whose acknowledgement packets up to `sent` were
@@ -42,12 +54,12 @@ impl RoundTrip {
         if number > self.round.0 {
             self.round = (sent, Duration::MAX, 0);
         }
-        let first = self.train.filter(|(_, last)| now <= *last + TRAIN_GAP).map_or(now, |(first, _)| first);
-        self.train = Some((first, now));
         if self.round.2 < QUEUE_SAMPLES {
             self.round = (self.round.0, self.round.1.min(sample), self.round.2 + 1);
         }
         self.least = self.least.min(sample);
+        self.train = join(self.train, TRAIN_GAP, now);
+        self.busy = join(self.busy, TRAIN_GAP.max(self.least / IDLE_PART), now);
         self.smoothed = Some(match self.smoothed {
             None => (sample, sample / 2),
             Some((srtt, rttvar)) => (srtt * 7 / 8 + sample / 8, rttvar * 3 / 4 + srtt.abs_diff(sample) / 4),
@@ -60,16 +72,21 @@ impl RoundTrip {
     }
 
     /// Packets wait in a queue on the way: the first samples of a round trip are all longer than the shortest ever by
-    /// an eighth of it (RFC 9406 §4.2).
+    /// an eighth of it (RFC 9406 §4.2). They are so, too, where radio, or a machine that waits for its turn, holds
+    /// packets to deliver them together; but then the path is idle at times. One with a queue never is, for a round
+    /// trip at least.
     fn shows_a_queue(&self) -> bool {
         let delay = (self.least / 8).clamp(QUEUE_DELAY.0, QUEUE_DELAY.1);
-        self.round.2 == QUEUE_SAMPLES && self.round.1 >= self.least + delay
+        let busy = self.busy.is_some_and(|(first, last)| last - first >= self.round.1);
+        busy && self.round.2 == QUEUE_SAMPLES && self.round.1 >= self.least + delay
     }
 
     /// Packets come for half a round trip as fast as the path gives them: slow start, which sends two for each, has
-    /// filled it. This is seen a round trip before a queue is (Ha and Rhee, Taming the Elephants, §4.1).
+    /// filled it. This is seen a round trip before a queue is (Ha and Rhee, Taming the Elephants, §4.1). The round trip
+    /// is one of now: where packets are held on the way, the shortest ever is of one that was not.
     fn train_is_long(&self) -> bool {
-        self.train.is_some_and(|(first, last)| last - first >= self.least / 2 && last - first >= TRAIN_GAP)
+        let half = self.round.1.max(self.least) / 2;
+        self.train.is_some_and(|(first, last)| last - first >= half && last - first >= TRAIN_GAP)
     }
 
     /// The shortest sample.
@@ -132,18 +149,53 @@ mod tests {
 
     #[test]
     fn a_queue_shows_once_every_one_of_the_first_samples_of_a_round_is_longer() {
-        let (mut round_trip, now) = (RoundTrip::new(Duration::from_millis(200)), Instant::now());
+        let (mut round_trip, mut now) = (RoundTrip::new(Duration::from_millis(200)), Instant::now());
         let ms = Duration::from_millis;
         round_trip.sample(ms(40), 1, 20, now);
         for number in 2..=20 {
+            now += ms(3);
             round_trip.sample(ms(46), number, 40, now);
         }
         assert!(!round_trip.shows_a_queue(), "the round's first was as short as ever");
         for number in 21..=28 {
             assert!(!round_trip.shows_a_queue());
+            now += ms(3);
             round_trip.sample(ms(46), number, 60, now);
         }
         assert!(round_trip.shows_a_queue());
+    }
+
+    #[test]
+    fn longer_round_trips_with_idle_times_in_between_are_those_of_a_path_that_holds_packets() {
+        let (mut round_trip, mut now) = (RoundTrip::new(Duration::from_millis(200)), Instant::now());
+        let ms = Duration::from_millis;
+        round_trip.sample(ms(40), 1, 1, now);
+        for round in 0..5 {
+            now += ms(12);
+            for number in 2 + round * 20..22 + round * 20 {
+                // 38 ms pass, and then 12 without a packet.
+                now += ms(2);
+                round_trip.sample(ms(50), number, 21 + round * 20, now);
+                assert!(!round_trip.shows_a_queue());
+            }
+        }
+    }
+
+    #[test]
+    fn a_train_is_measured_by_a_round_trip_of_now() {
+        let (mut round_trip, mut now) = (RoundTrip::new(Duration::from_millis(200)), Instant::now());
+        let ms = Duration::from_millis;
+        round_trip.sample(ms(10), 1, 1, now);
+        for number in 2..=20 {
+            now += ms(1);
+            round_trip.sample(ms(40), number, 40, now);
+            assert!(!round_trip.path_is_full(), "18 of 40 ms");
+        }
+        for number in 21..=22 {
+            now += ms(1);
+            round_trip.sample(ms(40), number, 40, now);
+        }
+        assert!(round_trip.path_is_full(), "20 of 40 ms");
     }
 
     #[test]

@@ -32,6 +32,9 @@ pub struct Way {
     pub longest: Option<Longest>,
     pub uneven: Option<Uneven>,
     pub detour: Option<Detour>,
+    /// What comes within a period so long is delivered at its end, together: radio that aggregates frames, a mobile
+    /// network's scheduler, or a virtual machine on the way that waits for its time slice.
+    pub gathered: Option<Duration>,
 }
 
 /// Longer packets vanish, from some time on: for good, or in turns of so long.
@@ -154,7 +157,7 @@ impl Traffic {
                 if random.chance(way.late) {
                     more += share(random, way.late_by.unwrap_or(2 * way.delay));
                 }
-                leaves + delay + more
+                end_of_period(leaves + delay + more, way.gathered)
             })
             .collect()
     }
@@ -189,6 +192,12 @@ impl Traffic {
                 random.chance(if bytes > uneven.bytes { uneven.longer } else { uneven.shorter })
             })
     }
+}
+
+/// The end of the period that a time falls into.
+pub fn end_of_period(at: Duration, period: Option<Duration>) -> Duration {
+    let period = period.map_or(1, |period| period.as_nanos().max(1));
+    Duration::from_nanos((at.as_nanos().div_ceil(period) * period) as u64)
 }
 
 /// Paths with one kind of fault each, made of a path without: a name, the way up and the way down.
