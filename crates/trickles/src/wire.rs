@@ -517,6 +517,8 @@ pub enum RefusalCode {
     Stale = 1,
     /// Its key epoch is not accepted (any more, or by this replica).
     UnknownEpoch = 2,
+    /// Its MAC is wrong: the client's address is another one by now, or it is forged.
+    OtherAddress = 3,
 }
 
 /// A datagram from a server.
@@ -585,6 +587,7 @@ impl<'a> Answer<'a> {
                 let code = match reader.u8()? {
                     1 => RefusalCode::Stale,
                     2 => RefusalCode::UnknownEpoch,
+                    3 => RefusalCode::OtherAddress,
                     other => return Err(WireError::Bounds { what: "refusal code", value: other.into() }),
                 };
                 Ok(Self::Refused { connection, code })

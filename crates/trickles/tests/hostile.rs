@@ -159,12 +159,19 @@ fn forged_requests_when_sent_by_the_hundred_thousand_then_none_is_answered() {
 }
 
 #[test]
-fn a_continuation_when_sent_from_another_address_then_it_is_refused() {
+fn a_continuation_when_sent_from_another_address_then_it_is_refused_and_told_once_in_a_millisecond() {
     let sent = transfer(&mut Host::new(), 0);
     let mut host = Host::new();
     let thief = "198.51.100.1:5000".parse().unwrap();
     for (datagram, now_ms) in sent.iter().filter(|(datagram, _)| !is_open(datagram)) {
-        assert_eq!(host.ask(datagram, thief, *now_ms).0, Err(Refusal::Forged));
+        for later_ms in [1000, 1001] {
+            let mut ask = || host.ask(datagram, thief, now_ms + later_ms);
+            let (first, second) = (ask(), ask());
+            let connection = Request::decode(datagram).unwrap().connection;
+            assert_eq!(first.0, Err(Refusal::Forged { connection: Some(connection) }));
+            assert_eq!(first.1.iter().map(Vec::len).sum::<usize>(), 11, "a notice");
+            assert_eq!(second, (Err(Refusal::Forged { connection: None }), Vec::new()));
+        }
     }
 }
 

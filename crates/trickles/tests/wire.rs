@@ -155,7 +155,7 @@ proptest! {
 
 #[test]
 fn refusals_read_back_and_are_shorter_than_any_request() {
-    for code in [RefusalCode::Stale, RefusalCode::UnknownEpoch] {
+    for code in [RefusalCode::Stale, RefusalCode::UnknownEpoch, RefusalCode::OtherAddress] {
         let mut out = Vec::new();
         Answer::encode_refused(7, code, &mut out);
         assert_eq!(Answer::decode(&out), Ok(Answer::Refused { connection: 7, code }));

@@ -79,7 +79,7 @@ fn reason(refusal: &Refusal) -> usize {
     match refusal {
         Refusal::Wire(_) | Refusal::Format(_) | Refusal::TooSmall | Refusal::User(UserError::Malformed) => 0,
         Refusal::UnknownEpoch { .. } => 1,
-        Refusal::Forged => 2,
+        Refusal::Forged { .. } => 2,
         Refusal::Stale { .. } => 3,
         Refusal::Account(_) => IMPOSSIBLE,
         Refusal::Unproved => UNPROVED,

@@ -116,7 +116,10 @@ pub enum Refusal {
     },
     /// Wrong MAC: forged, or the client's address changed.
     #[error("transport continuation with a wrong MAC")]
-    Forged,
+    Forged {
+        /// The connection, to tell its client; `None` where another was told just now.
+        connection: Option<u64>,
+    },
     /// Older than the horizon, or than what the replay table remembers.
     #[error("transport continuation too old")]
     Stale {
@@ -144,6 +147,9 @@ impl Refusal {
         match *self {
             Self::UnknownEpoch { connection, .. } => Some((connection, RefusalCode::UnknownEpoch)),
             Self::Stale { connection } => Some((connection, RefusalCode::Stale)),
+            Self::Forged { connection } => {
+                connection.map(|connection| (connection, RefusalCode::OtherAddress))
+            }
             _ => None,
         }
     }
@@ -166,7 +172,7 @@ impl Refusal {
             Self::UnknownEpoch { .. } | Self::User(UserError::UnknownEpoch { .. }) => {
                 &counters.trickles_unknown_epoch_total
             }
-            Self::Forged | Self::User(UserError::Forged) => &counters.trickles_forged_total,
+            Self::Forged { .. } | Self::User(UserError::Forged) => &counters.trickles_forged_total,
             Self::Stale { .. } => &counters.trickles_stale_total,
             Self::Account(_) => &counters.trickles_bad_account_total,
             Self::Unproved => &counters.trickles_unproved_total,
@@ -185,13 +191,16 @@ pub struct Outer {
     pub answer_bytes: usize,
 }
 
-/// A Trickles server without sockets and clock. Its only state is keys, counters and the replay table.
+/// A Trickles server without sockets and clock. Its only state is keys, counters, the replay table and when
+/// a change of address was last told.
 #[derive(Debug)]
 pub struct Server {
     config: Config,
     keys: Arc<KeyRing>,
     replay: ReplayTable,
     soft: SoftState,
+    /// When a client was last told that its address has changed.
+    address_told_ms: u64,
     counters: Arc<Counters>,
 }
 
@@ -201,7 +210,8 @@ impl Server {
     pub fn new(config: Config, keys: KeyRing, now_ms: u64) -> Self {
         let replay = ReplayTable::new(config.replay_entries, config.horizon_ms.into(), now_ms);
         let soft = SoftState::new(config.cache_entries);
-        Self { config, keys: Arc::new(keys), replay, soft, counters: Arc::default() }
+        let keys = Arc::new(keys);
+        Self { config, keys, replay, soft, address_told_ms: 0, counters: Arc::default() }
     }
 
     /// What was done and refused.

@@ -126,7 +126,10 @@ impl Server {
         let epoch = Continuation::epoch_of(&account.continuation);
         let keys = self.keys.get(epoch).ok_or(Refusal::UnknownEpoch { epoch, connection })?;
         if !Continuation::verify(&account.continuation, keys, peer, now_ms) {
-            return Err(Refusal::Forged);
+            // The client's address may have changed, by the doing of a translator on the way that only we can see. One in
+            // each millisecond is told: forged packets come by the million, and are not worth as many answers.
+            let told_ms = std::mem::replace(&mut self.address_told_ms, now_ms);
+            return Err(Refusal::Forged { connection: (told_ms != now_ms).then_some(connection) });
         }
         let continuation = Continuation::decode(&account.continuation)?;
         let age_ms = (now_ms as u32).wrapping_sub(continuation.timestamp_ms);

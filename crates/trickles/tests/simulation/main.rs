@@ -264,6 +264,24 @@ fn an_answer_that_takes_long_to_begin_when_packets_are_lost_after_it_then_that_c
     }
 }
 
+/// Nobody tells the client: a translator on the way has forgotten it, and lets its packets leave from another port.
+#[test]
+fn a_client_whose_address_changes_in_mid_transfer_then_the_transfer_goes_on_within_some_round_trips() {
+    for encrypted in [false, true] {
+        let weather = Weather { encrypted, ..calm() };
+        let usual = World::new(0, weather.clone(), objects(&[2_000_000])).fetch_all();
+        // From the first answer to the last.
+        for at in (105..usual.as_millis() as u64).step_by(5).map(Duration::from_millis) {
+            let mut world = World::new(0, weather.clone(), objects(&[2_000_000]));
+            world.next_rebind = at;
+            let took = world.fetch_all();
+            // A timeout, a round trip to be told and one to open, and slow start from its begin.
+            let most = usual + Duration::from_millis(200 + 50 + 50 + 400);
+            assert!(took < most, "encrypted {encrypted}, from {at:?} on: {took:?} for {usual:?}");
+        }
+    }
+}
+
 /// Keys last for at most 12 s, and the client knows the server's. What it sends next comes when that is gone, and so
 /// would all that it sends 12 to 16 s after learning another one.
 #[test]

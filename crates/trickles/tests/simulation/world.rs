@@ -89,7 +89,8 @@ pub struct World {
     pub refused: u64,
     next_wipe: Duration,
     next_rotation: Duration,
-    next_rebind: Duration,
+    /// When the client's address changes for the next time, by the doing of somebody on the way.
+    pub next_rebind: Duration,
 }
 
 /// Opens before a client gives up, of more than an hour. Bursts of losses end after so many packets, and few are sent while
@@ -226,7 +227,7 @@ impl World {
         }
         if self.now >= self.next_rebind {
             self.peer.set_port(self.peer.port() + 1);
-            self.next_rebind = self.now + self.weather.rebind_every.unwrap_or(Duration::MAX);
+            self.next_rebind = self.now.saturating_add(self.weather.rebind_every.unwrap_or(Duration::MAX));
         }
     }
 
