@@ -192,6 +192,7 @@ const FRAME_OUTPUT_CONTINUATION: u8 = 0x12;
 const FRAME_INPUT_CONTINUATION: u8 = 0x13;
 const FRAME_SKIP: u8 = 0x14;
 const FRAME_RESET: u8 = 0x15;
+const FRAME_WAITS: u8 = 0x16;
 
 const WANT_BYTES: usize = 12;
 const INPUT_HEAD_BYTES: usize = 15;
@@ -458,6 +459,11 @@ pub enum Frame<'a> {
         /// First sequence number that has no byte.
         from: u64,
     },
+    /// The server has input of the request, and waits for what answers it: the packet comes again then.
+    Waits {
+        /// The request.
+        request: u32,
+    },
     /// The request failed.
     Reset {
         /// Number of the request.
@@ -480,6 +486,7 @@ impl Frame<'_> {
                 }
                 Frame::Skip { .. } => 8,
                 Frame::Reset { .. } => 6,
+                Frame::Waits { .. } => 4,
             }
     }
 
@@ -501,6 +508,9 @@ impl Frame<'_> {
                 });
             }
             Frame::Skip { from } => frame(FRAME_SKIP, out, |out| out.extend_from_slice(&from.to_be_bytes())),
+            Frame::Waits { request } => {
+                frame(FRAME_WAITS, out, |out| out.extend_from_slice(&request.to_be_bytes()));
+            }
             Frame::Reset { request, code } => frame(FRAME_RESET, out, |out| {
                 out.extend_from_slice(&request.to_be_bytes());
                 out.extend_from_slice(&code.to_be_bytes());
@@ -622,6 +632,7 @@ impl<'a> Answer<'a> {
                 continuation: bounded(body.rest)?,
             },
             FRAME_SKIP => Frame::Skip { from: body.u64()? },
+            FRAME_WAITS => Frame::Waits { request: request_number(body.u32()?)? },
             FRAME_RESET => Frame::Reset { request: request_number(body.u32()?)?, code: body.u16()? },
             _ => return Err(WireError::Frame { frame }),
         }))

@@ -115,6 +115,7 @@ proptest! {
             Frame::OutputContinuation { continuation: &user },
             Frame::InputContinuation { request, consumed: sequence, continuation: &user },
             Frame::Skip { from: sequence },
+            Frame::Waits { request: 7 },
             Frame::Reset { request, code },
             Frame::Data { sequence, data: &data },
         ];

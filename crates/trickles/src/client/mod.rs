@@ -153,6 +153,8 @@ pub struct Client {
     /// Packets that requests asked for a second time, and packets that arrived twice.
     repeated: u64,
     copies: u64,
+    /// Packets that the server will send again, with what it waits for.
+    promised: u64,
     /// Since when nothing has happened although something should; `None` while nothing is wanted.
     waiting_since: Option<Instant>,
     probed: bool,
@@ -192,6 +194,7 @@ impl Client {
             arrivals: Arrivals::default(),
             repeated: 0,
             copies: 0,
+            promised: 0,
             waiting_since: None,
             probed: false,
             ack_at: None,
@@ -345,7 +348,7 @@ impl Client {
         if packet.number <= era.base || era.start == 0 || era.base > u64::MAX / 2 || is_cut_short {
             return Err(PeerError::Continuation);
         }
-        let result = self.take_frames(&frames, self.is_fresh(&packet));
+        let result = self.take_frames(&frames, self.is_fresh(&packet), now);
         self.sample(timestamp_us, &packet, now);
         self.take_packet(&packet, continuation, nonce, now);
         self.arrivals.any += 1;
@@ -400,8 +403,10 @@ impl Client {
             || of_era.map_or(counter > newest, |state| !state.seen || !state.knows(packet.number))
     }
 
-    fn take_frames(&mut self, frames: &[Frame<'_>], fresh: bool) -> Result<(), PeerError> {
+    fn take_frames(&mut self, frames: &[Frame<'_>], fresh: bool, now: Instant) -> Result<(), PeerError> {
         let window = self.config.window_bytes;
+        let waits = |frame: &Frame<'_>| matches!(frame, Frame::Waits { .. });
+        self.promised += u64::from(fresh && frames.iter().any(waits));
         for frame in frames {
             match *frame {
                 Frame::Data { sequence, data } => {
@@ -429,6 +434,11 @@ impl Client {
                     let (request, offset) = split_sequence(from);
                     if let Some(state) = self.requests.get_mut(&request) {
                         state.ends_at(offset);
+                    }
+                }
+                Frame::Waits { request } => {
+                    if let Some(state) = self.requests.get_mut(&request).filter(|_| fresh) {
+                        state.wait_until(now + self.round_trip.backed_off_open(state.waits(), 0));
                     }
                 }
                 // The continuation that a late copy speaks of is not the one that has come since.
@@ -472,7 +482,10 @@ impl Client {
             state.seen = true;
         }
         if state.era.tag != packet.era.tag || !state.insert(packet.number, raw, nonce, now) {
-            self.copies += 1;
+            match self.promised.checked_sub(1) {
+                Some(left) => self.promised = left,
+                None => self.copies += 1,
+            }
             return;
         }
         if let Some(expected) = state.expected.remove(&packet.number) {

@@ -4,6 +4,7 @@ use super::ranges::RangeSet;
 use crate::server::RESET_EXPIRED;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::time::Instant;
 
 /// Output continuations kept for one request; more are ignored.
 const MAX_CONTINUATIONS: usize = 64;
@@ -85,6 +86,10 @@ pub(super) struct RequestState {
     /// Input that the server has digested; the end of the input counts as one byte more, as TCP's FIN does.
     consumed: u64,
     input_in_flight: bool,
+    /// The server has the input that is in flight and waits for what answers it: when it is sent again nevertheless, and
+    /// how often that was so since something came.
+    waits_until: Option<Instant>,
+    waits: u32,
     restarts: u8,
     restarted: bool,
     /// The first answer: after a restart it must be the same one.
@@ -152,6 +157,7 @@ impl RequestState {
     pub(super) fn input_sent(&mut self, seen: Arrivals) {
         self.vain_input.ask(self.consumed, seen);
         self.input_in_flight = true;
+        self.waits_until = None;
         self.push_from = self.forget_unexplained();
     }
 
@@ -175,9 +181,42 @@ impl RequestState {
     /// A packet of the answer to input has come or is lost. After the last, input without an answer is sent again.
     pub(super) fn push_settled(&mut self) {
         self.pushes = self.pushes.saturating_sub(1);
-        if self.pushes == 0 {
+        if self.pushes == 0 && self.waits_until.is_none() {
             self.input_in_flight = false;
         }
+    }
+
+    /// How often the server was waited for since something came.
+    pub(super) fn waits(&self) -> u32 {
+        self.waits
+    }
+
+    pub(super) fn waits_until(&self) -> Option<Instant> {
+        self.waits_until
+    }
+
+    /// The server has the input and waits for what answers it. In case that is lost, the input is sent again at a time that
+    /// the caller puts off more each time.
+    pub(super) fn wait_until(&mut self, at: Instant) {
+        if self.input_in_flight && self.waits_until.is_none() {
+            (self.pushes, self.waits_until) = (0, Some(at));
+            self.waits += 1;
+            // What says so says nothing of the length that the path carries.
+            self.vain_input = Vain::default();
+        }
+    }
+
+    /// The server is not waited for any longer: what has not been answered is sent again.
+    pub(super) fn end_wait(&mut self) {
+        if self.waits_until.take().is_some() {
+            self.input_in_flight = false;
+        }
+    }
+
+    /// Something has come of what the server was waited for: beyond the output that was known when the input was sent.
+    fn answered(&mut self) {
+        self.end_wait();
+        self.waits = 0;
     }
 
     /// The next range to ask for, `length` bytes at most, within `window` bytes of the reader.
@@ -255,7 +294,7 @@ impl RequestState {
 
     /// Whether something is still to come from the server.
     pub(super) fn unfinished(&self, window: u64) -> bool {
-        let input = self.input_in_flight || self.wants_to_send();
+        let input = (self.input_in_flight && self.waits_until.is_none()) || self.wants_to_send();
         self.reset.is_none()
             && (input || self.pushes > 0 || !self.asked.is_empty() || self.next_want(1, window).is_some())
     }
@@ -271,8 +310,12 @@ impl RequestState {
             }
             let bytes = &data[(part.start - offset) as usize..(part.end - offset) as usize];
             self.segments.insert(part.start, bytes.to_vec());
+            let is_new = part.end > self.push_from;
             self.have.insert(part);
             self.restarts = 0;
+            if is_new {
+                self.answered();
+            }
         }
     }
 
@@ -296,6 +339,9 @@ impl RequestState {
             (self.have, self.end) = (RangeSet::default(), None);
             self.segments.clear();
         }
+        if valid.end > self.push_from {
+            self.answered();
+        }
         self.outputs.retain(|output| output.valid != valid);
         if self.outputs.len() == MAX_CONTINUATIONS {
             let position = self.position;
@@ -315,6 +361,7 @@ impl RequestState {
         self.consumed = consumed;
         self.input_continuation = bytes.to_vec();
         self.input_in_flight = false;
+        self.answered();
         if self.first_output.is_some() {
             // A stream that has been answered is never repeated from its start.
             let digested = consumed.min(self.input_end()) - self.input_start;
@@ -337,6 +384,7 @@ impl RequestState {
             self.consumed = 0;
             self.input_continuation.clear();
             (self.end, self.input_in_flight) = (self.end.filter(|&end| self.position == end), false);
+            self.waits_until = None;
         } else if self.end.is_none_or(|end| self.position < end) {
             self.reset = Some(code);
         }
@@ -347,6 +395,7 @@ impl RequestState {
         self.asked.clear();
         self.pushes = 0;
         self.input_in_flight = false;
+        self.waits_until = None;
     }
 
     /// Whether reading gives anything but [`Read::Pending`].

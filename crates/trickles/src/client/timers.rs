@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use super::era::Expected;
+use super::request::RequestState;
 use super::{Client, ClientError, settle};
 
 /// How often a short packet ends what longer ones did not, with none of those in between, before only short ones are
@@ -29,6 +30,7 @@ impl Client {
         self.open_due = true;
         self.timeout_due = false;
         self.only_short = 0;
+        self.promised = 0;
         self.backoff = 0;
         self.open_wants.clear();
         self.open_inputs.clear();
@@ -45,6 +47,11 @@ impl Client {
 
     /// Does what is due at `now`.
     pub fn handle_timeout(&mut self, now: Instant) {
+        for state in self.requests.values_mut() {
+            if state.waits_until().is_some_and(|at| now >= at) {
+                state.end_wait();
+            }
+        }
         self.update_waiting(now);
         self.account(now);
         if self.probe_at().is_some_and(|at| now >= at) {
@@ -67,6 +74,9 @@ impl Client {
 
     /// What was sent is lost because its server is gone; another that shares its keys takes the next datagram.
     pub fn handle_server_lost(&mut self, now: Instant) {
+        for state in self.requests.values_mut() {
+            state.end_wait();
+        }
         self.update_waiting(now);
         if self.rto_at().is_some() {
             // Of many servers those that are gone say so within a round trip: no attempt was made in vain.
@@ -168,6 +178,7 @@ impl Client {
     pub fn poll_timeout(&self) -> Option<Instant> {
         let reordering = self.round_trip.reordering();
         let give_up = self.eras.iter().filter_map(|state| state.give_up_at(reordering)).min();
-        [self.rto_at(), self.probe_at(), self.ack_at, give_up].into_iter().flatten().min()
+        let waits = self.requests.values().filter_map(RequestState::waits_until).min();
+        [self.rto_at(), self.probe_at(), self.ack_at, give_up, waits].into_iter().flatten().min()
     }
 }

@@ -78,6 +78,7 @@ impl Client {
             return self.close_datagram(now);
         }
         if self.failure.is_some() || !self.unfinished() {
+            self.ack_at = None;
             return None;
         }
         if self.established && self.long_packets_vanish() {

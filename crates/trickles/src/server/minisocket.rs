@@ -18,7 +18,7 @@ pub const RESET_EXPIRED: u16 = 1;
 pub struct NoRoom;
 
 /// The packets that congestion control allows in answer to one request, to be filled by the application.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Minisocket {
     keys: Arc<KeyRing>,
     peer: SocketAddr,
@@ -30,9 +30,13 @@ pub struct Minisocket {
     pub(super) answered_before: usize,
     /// Packets from the first on whose content the client has chosen.
     pub(super) wants: usize,
+    /// Whether the packets have been sent already, without what answers inputs.
+    pub(super) repeats: bool,
+    /// Whether the answer begins an era after a loss.
+    after_loss: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Packet {
     number: u64,
     /// Room for the head, then frames; nothing as long as there are none.
@@ -65,7 +69,39 @@ impl Minisocket {
     ) -> Self {
         let packets = numbers.map(|number| Packet { number, datagram: Vec::new() }).collect();
         let room_bytes = packet_bytes.saturating_sub(template.head.bytes());
-        Self { keys, peer, template, room_bytes, packets, answered_before: 0, wants: 0 }
+        let after_loss = template.head == Head::Successor;
+        Self {
+            keys,
+            peer,
+            template,
+            room_bytes,
+            packets,
+            answered_before: 0,
+            wants: 0,
+            repeats: false,
+            after_loss,
+        }
+    }
+
+    /// Says that what answers input of `request` has to be waited for, in each packet that could have it: the client gets
+    /// to know whichever of them is lost.
+    pub(super) fn say_waits(&mut self, request: u32) {
+        let (head, room) = (self.template.head.bytes(), self.room_bytes);
+        let frame = Frame::Waits { request };
+        let first = self.wants.min(self.packets.len().saturating_sub(1));
+        for packet in &mut self.packets[first..] {
+            if packet.used(head) + frame.wire_bytes() <= room {
+                frame.encode(packet.frames(head, room));
+            }
+        }
+    }
+
+    /// The packets have been sent. When they are again, the client may have given their era up, and then understands
+    /// only whole heads.
+    pub(super) fn repeat(&mut self) {
+        self.repeats = true;
+        self.room_bytes = (self.room_bytes + self.template.head.bytes()).saturating_sub(RESPONSE_HEAD_BYTES);
+        self.template.head = Head::Full;
     }
 
     /// Where the packets go.
@@ -197,7 +233,7 @@ impl Minisocket {
     /// What answers inputs begins with another of its packets each time, by chance, where something was lost: a path that
     /// loses every second packet could else lose the first of them for ever.
     fn shuffle(&mut self) {
-        if self.template.head != Head::Successor {
+        if !self.after_loss {
             return;
         }
         let free = self.packets.get_mut(self.wants..).unwrap_or_default();

@@ -279,6 +279,27 @@ impl Server {
         socket.finish(transmit);
     }
 
+    /// Answers, where what its inputs need has to be waited for, the rest of an event at once. Packets that wait would
+    /// look lost, and what the client has asked for beside would wait with them. [`Server::resume`] sends the same
+    /// packets again, with what answers the inputs. An open is not answered twice: its address has proved nothing.
+    pub fn answer_meanwhile(
+        &self,
+        event: &Event<'_>,
+        socket: &mut Minisocket,
+        application: &mut impl Application,
+        transmit: &mut impl FnMut(&[u8]),
+    ) {
+        if event.kind == EventKind::Request && !event.inputs.is_empty() {
+            let rest = Event { inputs: Vec::new(), ..event.clone() };
+            let mut now = socket.clone();
+            application.handle(&rest, &mut now);
+            event.inputs.iter().for_each(|input| now.say_waits(input.request));
+            self.counters.trickles_packets_sent_total.add(now.packets() as u64);
+            now.finish(transmit);
+            socket.repeat();
+        }
+    }
+
     /// Answers a datagram that [`Server::receive`] has verified, whose event waited meanwhile; [`Minisocket::waited`]
     /// says before for how long.
     ///
@@ -293,7 +314,12 @@ impl Server {
     ) -> Result<(), Refusal> {
         let request = Request::decode(datagram)?;
         let peer = socket.peer();
-        let (event, socket) = self.event(kind_of(&request.ask), &request, peer, socket)?;
+        let repeats = socket.repeats;
+        let (mut event, mut socket) = self.event(kind_of(&request.ask), &request, peer, socket)?;
+        if repeats {
+            event.wants.clear();
+            socket.wants = 0;
+        }
         self.answer(&event, socket, application, transmit);
         Ok(())
     }
@@ -413,7 +439,7 @@ fn kind_of(ask: &Ask) -> EventKind {
 }
 
 /// What all packets of one answer have in common.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Template {
     pub(crate) continuation: Continuation,
     pub(crate) now_ms: u64,

@@ -192,7 +192,7 @@ impl<A: Application> UdpServer<A> {
             Some(reply) => outgoing.push(&seal.seal(reply, packet), peer, local),
             None => outgoing.push(packet, peer, local),
         };
-        let (event, socket) = match server.receive_within(datagram, outer, peer, now_ms) {
+        let (event, mut socket) = match server.receive_within(datagram, outer, peer, now_ms) {
             Ok(Some(accepted)) => accepted,
             Ok(None) => return,
             // It is counted where it is found.
@@ -201,6 +201,7 @@ impl<A: Application> UdpServer<A> {
         let Some(wait) = application.prepare(&event) else {
             return server.answer(&event, socket, application, &mut transmit);
         };
+        server.answer_meanwhile(&event, &mut socket, application, &mut transmit);
         let is_open = event.kind == EventKind::Open;
         if !self.may_wait(is_open) {
             return;

@@ -5,6 +5,7 @@
 
 #[path = "../support/mod.rs"]
 mod support;
+mod thinks;
 mod world;
 
 use std::time::Duration;
@@ -222,46 +223,6 @@ fn a_path_that_is_dark_whenever_an_open_is_due_then_an_open_comes_at_another_tim
     let dark = Some(Dark { from: 13 * second, lasts: 4 * second, every: 16 * second });
     let before = Way { lost: (0, 4), dark, ..calm().up };
     World::new(0, Weather { up: before, ..calm() }, objects(&[3000])).fetch_all();
-}
-
-/// Opens that ask for long packets and such as ask for short ones wait for the same, and are answered at once: their
-/// answers are no continuations of each other.
-#[test]
-fn an_answer_that_takes_seconds_to_begin_when_opens_were_repeated_then_the_transfer_goes_on_at_once() {
-    let way = Way { delay: Duration::from_millis(1), ..Way::default() };
-    for thinks in (0..60).step_by(2).map(|tenths| Duration::from_millis(100 * tenths)) {
-        for (seed, lost) in (0..4).flat_map(|seed| (0..12).map(move |lost| (seed, lost))) {
-            let (encrypted, down) = (seed > 1, Way { lost: (lost, 1), ..way });
-            let weather = Weather { down, thinks: Some(thinks), encrypted, ..over(way) };
-            let mut world = World::new(seed, weather, objects(&[300_000]));
-            let took = world.fetch_all();
-            let what = format!("seed {seed}, {thinks:?}, without packet {lost}: {took:?}");
-            assert_eq!(world.servers[0].0.counters().trickles_forged_total.get(), 0, "{what}");
-            // What tells the key is waited for as long as an open's answer.
-            let most = if encrypted && lost == 0 { 1100 } else { 400 };
-            assert!(took < thinks + Duration::from_millis(most), "{what}");
-        }
-    }
-}
-
-/// On a path of 2 ms a timeout is 200 ms, however long the application takes.
-#[test]
-fn an_answer_that_takes_long_to_begin_when_packets_are_lost_after_it_then_that_costs_no_more_than_elsewhere()
-{
-    let way = Way { delay: Duration::from_millis(1), ..Way::default() };
-    for thinks in [0, 150, 950, 2900, 5000].map(Duration::from_millis) {
-        for (seed, lost) in (0..2).flat_map(|seed| (0..40).map(move |lost| (seed, lost))) {
-            let weather = Weather { down: Way { lost: (lost, 8), ..way }, thinks: Some(thinks), ..over(way) };
-            let mut world = World::new(seed, weather, objects(&[60_000]));
-            for turn in 0..4 {
-                let took = world.fetch_all();
-                // Without a first answer, opens are 1 and 2 s apart.
-                let most = Duration::from_millis(if lost == 0 { 3100 } else { 300 });
-                let what = format!("seed {seed}, {thinks:?}, without packet {lost} and more, turn {turn}");
-                assert!(took < thinks + most, "{what}: {took:?}");
-            }
-        }
-    }
 }
 
 /// Nobody tells the client: a translator on the way has forgotten it, and lets its packets leave from another port.

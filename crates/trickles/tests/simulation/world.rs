@@ -309,10 +309,11 @@ impl World {
         let answer_bytes = if reply.is_some() { ANSWER_OVERHEAD_BYTES } else { 0 };
         let outer = Outer { received_bytes, answer_bytes };
         match server.receive_within(datagram, outer, peer, now_ms) {
-            Ok(Some((event, socket))) => {
+            Ok(Some((event, mut socket))) => {
                 let begins =
                     self.weather.thinks.map(|takes| begins(&mut self.begins, &event, self.now, takes));
                 if let Some(begins) = begins.filter(|&begins| begins > self.now) {
+                    server.answer_meanwhile(&event, &mut socket, service, &mut transmit);
                     self.sequence += 1;
                     self.queue.push(Reverse((begins, self.sequence)));
                     let (datagram, since) = (datagram.to_vec(), self.now);
