@@ -117,6 +117,45 @@ async fn an_answer_that_waited_for_the_application_then_its_echo_says_for_how_lo
     }
 }
 
+/// Answers requests for one object only once the gate is open.
+struct Gated(FileService<Generated>, watch::Receiver<bool>);
+
+impl Application for Gated {
+    fn handle(&mut self, event: &Event<'_>, socket: &mut Minisocket) {
+        self.0.handle(event, socket);
+    }
+
+    fn prepare(&mut self, event: &Event<'_>) -> Option<Wait> {
+        let mut gate = self.1.clone();
+        let waits = event.inputs.iter().any(|input| input.data == b"/object/1");
+        waits.then(|| {
+            Box::pin(async move {
+                let _ = gate.wait_for(|open| *open).await;
+            }) as Wait
+        })
+    }
+}
+
+/// The packets that waited looked lost, and all else that the client had asked for waited with them.
+#[tokio::test]
+async fn a_request_that_waits_for_the_application_when_another_is_under_way_then_that_does_not_wait() {
+    let (gate, opened) = watch::channel(false);
+    let socket = udp::bind("127.0.0.1:0".parse().unwrap(), false).unwrap();
+    let server = serve(socket, Gated(FileService::new(objects(&[8_000_000, 50_000])), opened));
+    let connection = connect(&[server.address]);
+    let mut first = connection.request(b"/object/0").unwrap();
+    let mut bytes = vec![0; 500_000];
+    first.read_exact(&mut bytes).await.unwrap();
+    let mut second = connection.request(b"/object/1").unwrap();
+    first.read_to_end(&mut bytes).await.unwrap();
+    assert_object(b"/object/0", &bytes, 8_000_000);
+    gate.send_replace(true);
+    bytes.clear();
+    second.read_to_end(&mut bytes).await.unwrap();
+    assert_object(b"/object/1", &bytes, 50_000);
+    server.kill().await;
+}
+
 #[tokio::test]
 async fn a_request_when_written_in_pieces_then_it_is_one_request() {
     let server = start("[::1]:0", &[300_000]);
