@@ -153,7 +153,7 @@ fn keys_are_agreed_on_by_the_hybrid_with_clients_that_know_it() {
         stream.write_all(b"GET / HTTP/1.1\r\nHost: a.example\r\nConnection: close\r\n\r\n").unwrap();
         let mut answer = Vec::new();
         stream.read_to_end(&mut answer).unwrap();
-        assert!(answer.starts_with(b"HTTP/1.1 200 OK"), "{}", String::from_utf8_lossy(&answer));
+        assert!(answer.starts_with(b"HTTP/1.1 200 "), "{}", String::from_utf8_lossy(&answer));
         assert_eq!(tls.negotiated_key_exchange_group().map(|group| group.name()), Some(agreed));
     }
 }

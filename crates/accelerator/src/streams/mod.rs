@@ -99,7 +99,7 @@ impl Streams {
 
     /// Keeps account of a request's head for as long as it waits; `None` if there are too many.
     fn keep(&self, bytes: usize) -> Option<KeptHead<'_>> {
-        self.take(bytes).then_some(KeptHead(self, bytes))
+        self.take(bytes).then(|| KeptHead(self, bytes))
     }
 
     /// Keeps account of so many bytes of heads until they are given back; `false` if there are too many.
