@@ -195,8 +195,11 @@ fn client_that_does_not_take_its_response_is_ended() {
         let mut stream = client.send(get("/a")).await;
         assert_eq!(stream.recv_response().await.unwrap().status(), 200);
         assert_eq!(end(&client.quic).await, code::EXCESSIVE_LOAD);
-        let error = piece(&mut stream).await;
-        drop(error);
+        // What it had of the response by then may still come, and the end does not.
+        while piece(&mut stream)
+            .await
+            .is_ok_and(|piece| !piece.expect("the response is not whole").is_empty())
+        {}
     });
     assert_eq!(site.tidegate.metric("tidegate_slow_readers_total"), 1.0);
 }

@@ -100,7 +100,7 @@ struct Shared {
     /// Duplicates of the listening sockets, as long as it listens.
     listening: Mutex<Vec<Listening>>,
     dhttp_token_secret: [u8; 16],
-    quic_token_secret: [u8; 32],
+    quic_token_secret: [u8; 16],
     workers: usize,
     metrics: Vec<Arc<CoreMetrics>>,
     latencies: Vec<Arc<Latencies>>,
@@ -137,11 +137,12 @@ impl Engine {
         let is_heir = handover.listening.iter().any(|listening| listening.whose == Whose::Http3);
         let Sockets { sets, addresses, duplicates } =
             bind_all(&settings, workers, &held, handover.listening)?;
-        let dhttp_token_secret = match handover.dhttp_token_secret {
-            Some(secret) => secret,
-            None => tidegate_dhttp::driver::random_secret().map_err(StartError::Thread)?,
+        let secret = |handed: Option<[u8; 16]>| match handed {
+            Some(secret) => Ok(secret),
+            None => tidegate_dhttp::driver::random_secret().map_err(StartError::Thread),
         };
-        let quic_token_secret = handover.quic_token_secret.map_or_else(random_secret, Ok)?;
+        let dhttp_token_secret = secret(handover.dhttp_token_secret)?;
+        let quic_token_secret = secret(handover.quic_token_secret)?;
         let (store, report) = open_store(&settings.cache, handover.store)?;
         let log = match &settings.access_log {
             None => None,
@@ -404,12 +405,6 @@ fn add_samples(sum: &mut Vec<Sample>, samples: Vec<Sample>) {
 /// A poisoned lock means that a thread panicked while it held one of these plain lists, which stay valid.
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn random_secret() -> Result<[u8; 32], StartError> {
-    let mut secret = [0; 32];
-    let filled = aws_lc_rs::rand::fill(&mut secret);
-    filled.map(|()| secret).map_err(|_| StartError::Thread(io::Error::other("no random bytes")))
 }
 
 fn open_store(

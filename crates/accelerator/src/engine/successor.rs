@@ -22,7 +22,7 @@ pub struct Handover {
     /// What DHTTP's address tokens are made with, so that clients' stay good.
     pub dhttp_token_secret: Option<[u8; 16]>,
     /// The same of QUIC's.
-    pub quic_token_secret: Option<[u8; 32]>,
+    pub quic_token_secret: Option<[u8; 16]>,
 }
 
 impl Engine {
@@ -44,7 +44,7 @@ impl Engine {
     }
 
     /// What QUIC's address tokens are made with.
-    pub fn quic_token_secret(&self) -> [u8; 32] {
+    pub fn quic_token_secret(&self) -> [u8; 16] {
         self.shared.quic_token_secret
     }
 

@@ -55,7 +55,7 @@ impl Quic {
 }
 
 /// What tokens are made with by which clients prove their address.
-pub(crate) type TokenSecret = [u8; 32];
+pub(crate) type TokenSecret = [u8; 16];
 
 impl std::fmt::Debug for Quic {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

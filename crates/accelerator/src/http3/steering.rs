@@ -8,7 +8,6 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use quinn::{ConnectionId, ConnectionIdGenerator};
-use rustls::crypto::aws_lc_rs;
 
 /// Bytes of a connection's id, as few as others have (RFC 9000 §7.2).
 const ID_BYTES: usize = 8;
@@ -73,7 +72,7 @@ impl ConnectionIdGenerator for Ids {
     fn generate_cid(&mut self) -> ConnectionId {
         let mut bytes = [0; ID_BYTES];
         // Without randomness there is no TLS either, and no connection that could have an id.
-        let _ = aws_lc_rs::default_provider().secure_random.fill(&mut bytes);
+        let _ = aws_lc_rs::rand::fill(&mut bytes);
         let begin = bytes[0] - bytes[0] % self.sockets;
         bytes[0] = begin.checked_add(self.socket).unwrap_or(self.socket);
         ConnectionId::new(&bytes)

@@ -178,7 +178,7 @@ impl Group {
         }
         (0..self.servers.len())
             .filter(|index| !tried.contains(index))
-            .filter(|index| self.servers[*index].checked_healthy.load(Ordering::Relaxed))
+            .filter(|index| self.servers[*index].passes_checks())
             .min_by_key(|index| self.servers[*index].out_until_ms.load(Ordering::Relaxed))
     }
 
@@ -228,7 +228,7 @@ impl Server {
     }
 
     fn is_available(&self, now_ms: u64) -> bool {
-        self.checked_healthy.load(Ordering::Relaxed) && self.out_until_ms.load(Ordering::Relaxed) <= now_ms
+        self.passes_checks() && self.out_until_ms.load(Ordering::Relaxed) <= now_ms
     }
 
     /// Rendezvous hashing: the loss of a server moves only its own share.
