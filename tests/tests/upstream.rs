@@ -132,7 +132,7 @@ fn upstream_that_answers_nonsense_is_502() {
     for nonsense in [
         &b"nonsense\r\n\r\n"[..],
         b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab",
-        b"HTTP/1.1 200 OK\r\nX : y\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nX y: z\r\nContent-Length: 0\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\nTransfer-Encoding: gzip, chunked, chunked\r\n\r\n",
         b"",
     ] {
@@ -140,6 +140,19 @@ fn upstream_that_answers_nonsense_is_502() {
         let tidegate = Tidegate::before(&origin);
         assert_eq!(tidegate.get("/").status, 502, "{:?}", String::from_utf8_lossy(nonsense));
     }
+}
+
+/// RFC 9112 §5.1. What follows the whitespace is the field's value all the same, and the client sees none.
+#[test]
+fn whitespace_before_a_colon_is_taken_out_of_a_response() {
+    let response = b"HTTP/1.1 200 OK\r\nX-Spaced \t: y\r\nContent-Length : 2\r\n\r\nok".to_vec();
+    let origin = Origin::start(move |_| Reply::RawThenClose(response.clone()));
+    let tidegate = Tidegate::before(&origin);
+    let answer = tidegate.get("/");
+    assert_eq!(
+        (answer.status, answer.field("x-spaced"), &answer.body[..]),
+        (200, "y".to_owned(), &b"ok"[..])
+    );
 }
 
 #[test]

@@ -227,6 +227,30 @@ fn the_framing_of_a_response_follows_rfc_9112_section_6_3() {
     }
 }
 
+/// RFC 9112 §5.1: "A proxy MUST remove any such whitespace from a response message".
+#[test]
+fn whitespace_before_a_colon_is_no_part_of_a_response() {
+    let text =
+        "HTTP/1.1 200 OK\r\nServer: a\r\nX-Spaced \t: b\r\nContent-Length : 5\r\nX\t:\r\nVary: c\r\n\r\n";
+    let mut parser = ResponseParser::new(HeadLimits::default());
+    for split in 0..text.len() {
+        parser.reset(Method::Get);
+        assert_eq!(parser.parse(&text.as_bytes()[..split]), Ok(Progress::Incomplete), "at {split}");
+        assert_eq!(parser.parse(text.as_bytes()), Ok(Progress::Complete { length: text.len() }));
+        let head = parser.head(text.as_bytes());
+        assert_eq!(head.framing, BodyFraming::Length(5));
+        let fields: Vec<_> = head.fields.iter().collect();
+        let expected: [(FieldId, &[u8], &[u8]); 5] = [
+            (FieldId::Server, b"Server", b"a"),
+            (FieldId::Other, b"X-Spaced", b"b"),
+            (FieldId::ContentLength, b"Content-Length", b"5"),
+            (FieldId::Other, b"X", b""),
+            (FieldId::Vary, b"Vary", b"c"),
+        ];
+        assert_eq!(fields, expected, "split at {split}");
+    }
+}
+
 prop_compose! {
     /// A sound request head as its parts: method, target, and fields that are no framing, with whatever else is
     /// allowed.

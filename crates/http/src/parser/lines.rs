@@ -12,6 +12,8 @@ enum At {
     #[default]
     LineStart,
     Name,
+    /// In whitespace between a name and its colon.
+    NameEnd,
     ValueStart,
     Value,
 }
@@ -25,6 +27,8 @@ pub(crate) struct FieldLines {
     /// First byte of the name or value that is being read.
     token: usize,
     name: Span,
+    /// Whether a name may have whitespace before its colon, which is left out then.
+    blanks_before_colon: bool,
     /// Of which the first `count` are this head's.
     slots: Vec<Field>,
     count: usize,
@@ -55,9 +59,15 @@ const EMPTY: Field =
     Field { id: FieldId::Other, name: Span { start: 0, length: 0 }, value: Span { start: 0, length: 0 } };
 
 impl FieldLines {
-    /// With room for the fields of a head.
-    pub(crate) fn for_head() -> Self {
+    /// With room for the fields of a request's head.
+    pub(crate) fn of_request() -> Self {
         Self { slots: vec![EMPTY; FIELDS_EXPECTED], ..Self::default() }
+    }
+
+    /// The same for a response's, in which a proxy has to remove what a server refuses in a request: whitespace between a
+    /// name and its colon (RFC 9112 §5.1).
+    pub(crate) fn of_response() -> Self {
+        Self { blanks_before_colon: true, ..Self::of_request() }
     }
 
     pub(crate) fn reset(&mut self) {
@@ -174,11 +184,22 @@ impl FieldLines {
                 match window.get(self.position) {
                     None => return Ok(Step::Incomplete),
                     Some(b':') => {}
+                    Some(b' ' | b'\t') if self.blanks_before_colon => {}
                     Some(b' ' | b'\t') => return Err(HeadError::WhitespaceBeforeColon),
                     Some(b'\n') => return Err(HeadError::BareLineFeed),
                     Some(_) => return Err(HeadError::BadFieldName),
                 }
                 self.name = span(self.token, self.position);
+                self.at = At::NameEnd;
+            }
+            At::NameEnd => {
+                self.position += rest.iter().take_while(|&&byte| is_blank(byte)).count();
+                match window.get(self.position) {
+                    None => return Ok(Step::Incomplete),
+                    Some(b':') => {}
+                    Some(b'\n') => return Err(HeadError::BareLineFeed),
+                    Some(_) => return Err(HeadError::BadFieldName),
+                }
                 self.position += 1;
                 self.at = At::ValueStart;
             }

@@ -67,7 +67,7 @@ impl RequestParser {
             limits,
             at: At::Start,
             empty_lines: 0,
-            lines: FieldLines::for_head(),
+            lines: FieldLines::of_request(),
             line: 0,
             token: 0,
             facts: Facts {

@@ -17,7 +17,8 @@ enum At {
     Complete,
 }
 
-/// Parses one response head after another, as strictly as requests; every error is answered 502.
+/// Parses one response head after another, as strictly as requests but for whitespace before a colon, which a proxy leaves
+/// out (RFC 9112 §5.1); every error is answered 502.
 ///
 /// [`ResponseParser::reset`] must be told the method of the request that the head answers: RFC 9112 §6.3 makes the
 /// framing of the body depend on it. A final head after a 1xx one needs another `reset` with the same method.
@@ -55,7 +56,7 @@ impl ResponseParser {
         Self {
             limits,
             at: At::Status,
-            lines: FieldLines::for_head(),
+            lines: FieldLines::of_response(),
             request_method: Method::Get,
             facts: Facts {
                 status: 0,

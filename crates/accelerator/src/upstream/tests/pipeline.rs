@@ -360,7 +360,7 @@ async fn a_malformed_response_is_one_requests_error() {
             connection.warm();
             assert_eq!(connection.heads_in_one_read(), 3);
             connection
-                .write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\naHTTP/1.1 200 OK\r\nBad : x\r\n\r\n");
+                .write(b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\n\r\naHTTP/1.1 200 OK\r\nBad x\r\n\r\n");
         },
         Connection::echo,
     ]);
