@@ -107,6 +107,37 @@ fn sigterm_request_that_never_ends_is_cut_off_after_the_drain_timeout() {
 }
 
 #[test]
+fn access_log_has_what_the_drain_timeout_cut_off() {
+    let gate = Gate::default();
+    let held = gate.clone();
+    let origin = Origin::start(move |request| {
+        let (door, has_begun) = (held.clone(), request.target == "/begun");
+        Reply::script(move |stream| {
+            if has_begun {
+                let head = b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: 100\r\n\r\nstart";
+                stream.write_all(head)?;
+            }
+            door.pass();
+            Ok(())
+        })
+    });
+    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
+    let limits = "drain_timeout = \"1s\"";
+    let mut tidegate = Tidegate::builder().origin(&origin).limits(limits).tables(table).start();
+    let mut begun = tidegate.connect();
+    begun.send("GET /begun HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    assert_eq!((begun.head().0, begun.read_bytes(5)), (200, b"start".to_vec()));
+    let mut waiting = tidegate.connect();
+    waiting.send("GET /waiting HTTP/1.1\r\nHost: example.org\r\n\r\n");
+    eventually("both are with the origin", || (origin.count() == 2).then_some(()));
+    assert!(tidegate.terminate().success());
+    gate.open();
+    let lines = std::fs::read_to_string(tidegate.directory().join("access.txt")).unwrap();
+    assert!(lines.contains("\"GET /begun HTTP/1.1\" 200 5 "), "{lines}");
+    assert!(lines.contains("\"GET /waiting HTTP/1.1\" 503 0 "), "{lines}");
+}
+
+#[test]
 fn sigterm_tunnel_that_is_idle_is_ended() {
     let origin = Origin::start(|_| {
         Reply::script(|stream| {

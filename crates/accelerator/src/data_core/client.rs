@@ -351,6 +351,11 @@ impl Client {
         .await;
     }
 
+    /// From now on [`Self::wake`] wakes the task of `context`.
+    pub(crate) fn let_wake(&self, context: &Context<'_>) {
+        let _ = self.poll_ready(context, 0);
+    }
+
     /// Lets the task that answers it look again.
     pub(crate) fn wake(&self) {
         self.waker.borrow().iter().for_each(Waker::wake_by_ref);
@@ -361,9 +366,9 @@ impl Client {
         poll_fn(|context| self.poll_ready(context, READ | ENDED)).await;
     }
 
-    /// Ends when the client has reset the connection.
-    pub(crate) async fn failed(&self) {
-        poll_fn(|context| self.poll_ready(context, FAILED)).await;
+    /// Whether the client has reset the connection; if not, the task is woken when it does.
+    pub(crate) fn poll_failed(&self, context: &Context<'_>) -> Poll<()> {
+        self.poll_ready(context, FAILED)
     }
 
     /// Waits until a write may find room.

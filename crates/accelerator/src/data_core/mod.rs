@@ -355,6 +355,11 @@ impl DataCore {
             self.set_drain(Drain::Over);
             tokio::time::sleep(LAST_WORDS).await;
         }
+        if self.clients.len() > 0 {
+            // What they wait for or were sent is logged and counted when their tasks hear that it is over.
+            self.clients.for_each(|client| client.wake());
+            tokio::time::sleep(LAST_WORDS).await;
+        }
     }
 
     fn set_drain(&self, drain: Drain) {
@@ -631,6 +636,11 @@ impl DataCore {
     /// Ends when connections are to end.
     pub(crate) async fn drained(&self) {
         self.drain_is(Drain::Begun).await;
+    }
+
+    /// Whether nothing is waited for any more.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        self.drain.get() == Drain::Over
     }
 
     /// Ends when nothing is waited for any more.

@@ -1,9 +1,12 @@
 //! A request that takes more than the cache: its body comes in, its answer goes out, both as a stream.
 
 use std::fs::File;
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
+use std::pin::pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
 use tidegate_core::Verdict;
 use tidegate_core::hooks::{Decision, Reply, ResponseView, Slow};
@@ -26,7 +29,7 @@ use crate::session::respond::{self, ClientFraming, FileForm, OfConnection};
 use crate::session::transmit::{self, RateWatch, Source, Unsent};
 use crate::session::{Connection, Request};
 use crate::static_files::serve::{self, OpenFile};
-use crate::telemetry::access_log::CLIENT_LEFT;
+use crate::telemetry::access_log::{CLIENT_LEFT, CUT_OFF};
 use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.
@@ -101,10 +104,15 @@ impl Connection<'_> {
         let answer = tokio::select! {
             biased;
             answer = answer::answer(self.core, incoming, &mut body) => Some(answer),
-            () = self.client.failed() => None,
+            () = poll_fn(|context| self.poll_given_up(context)) => None,
         };
         let upstream_ms = self.core.clock.elapsed_ms().saturating_sub(asked_ms);
         let Some(answer) = answer else {
+            if self.core.is_cut_off() {
+                progress.status = CUT_OFF;
+                self.log_ended(context, &head, &progress);
+                return None;
+            }
             self.core.metrics.clients_gone_total.add(1);
             // The upstream works all the same, on what may well be new to the cache.
             let from = CameFrom::given_up(&head, upstream_ms);
@@ -129,7 +137,18 @@ impl Connection<'_> {
                 Box::pin(self.tunnel(*streamed, &body.into_rest())).await;
                 return None;
             }
-            answer => self.deliver(&head, answer, &mut body, &mut progress).await,
+            answer => {
+                let mut delivering = pin!(self.deliver(&head, answer, &mut body, &mut progress));
+                let delivered = poll_fn(|context| match delivering.as_mut().poll(context) {
+                    Poll::Ready(delivered) => Poll::Ready(Some(delivered)),
+                    Poll::Pending if self.core.is_cut_off() => Poll::Ready(None),
+                    Poll::Pending => {
+                        self.client.let_wake(context);
+                        Poll::Pending
+                    }
+                });
+                delivered.await.unwrap_or_else(|| self.cut_off(&head))
+            }
         };
         // Whether or not the client has taken all of it: the upstream has done its part.
         let status = delivered.as_ref().map_or(code, |delivered| delivered.status);
@@ -186,6 +205,23 @@ impl Connection<'_> {
         (keep_alive && body.discard().await).then(|| body.into_rest())
     }
 
+    /// Whether nobody waits for the upstream any more: the client is gone, or a drain is over.
+    fn poll_given_up(self, context: &Context<'_>) -> Poll<()> {
+        match self.core.is_cut_off() {
+            true => Poll::Ready(()),
+            false => self.client.poll_failed(context),
+        }
+    }
+
+    /// A drain is over, and the response is not.
+    fn cut_off(self, head: &RequestHead<'_>) -> io::Result<Delivered> {
+        if head.version == Version::Http10 {
+            // An end could say that it is all (RFC 9112 §8).
+            self.client.reset();
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
     /// The response, if there was one, ended before it was whole.
     fn log_ended(self, context: RequestContext, head: &RequestHead<'_>, progress: &Progress) {
         let Progress { status, cache, .. } = *progress;
@@ -232,7 +268,7 @@ impl Connection<'_> {
     async fn tarpit(self, held: Held<'_>) {
         tokio::select! {
             () = held.wait() => {}
-            () = self.client.failed() => {}
+            () = poll_fn(|context| self.client.poll_failed(context)) => {}
             () = self.core.drained() => {}
         }
     }
@@ -326,10 +362,10 @@ impl Connection<'_> {
         let may_go_on = may_go_on && upload.is_none() && body.is_disposable();
         let sent = match upload {
             Some(mut upload) => {
-                let download = self.send_streamed(head.version, streamed, framing, keep_alive, progress);
+                let download = self.send_streamed(head, streamed, framing, keep_alive, progress);
                 Box::pin(beside(upload.run(body), download)).await?
             }
-            None => self.send_streamed(head.version, streamed, framing, keep_alive, progress).await?,
+            None => self.send_streamed(head, streamed, framing, keep_alive, progress).await?,
         };
         match sent {
             Ok(delivered) => Ok(delivered),
@@ -340,19 +376,19 @@ impl Connection<'_> {
     /// The inner error is that of an upstream that breaks off before anything of its response has been sent.
     async fn send_streamed(
         self,
-        version: Version,
+        head: &RequestHead<'_>,
         mut streamed: Box<Streamed>,
         framing: ClientFraming,
         keep_alive: bool,
         progress: &mut Progress,
     ) -> io::Result<Result<Delivered, UpstreamError>> {
         let (status, label) = (streamed.status, label(streamed.forward.reason));
-        self.send_interim(&mut streamed, version, &mut progress.watch).await?;
+        self.send_interim(&mut streamed, head.version, &mut progress.watch).await?;
         let interim_bytes = progress.watch.sent;
         let mut out = std::mem::take(&mut streamed.head);
         respond::end_streamed_head(
             self.core,
-            version,
+            head.version,
             &streamed,
             framing,
             self.of_connection(keep_alive),
@@ -375,7 +411,7 @@ impl Connection<'_> {
             let piece = match piece {
                 Ok(piece) => piece,
                 Err(error) => {
-                    self.broke_off(&error);
+                    self.broke_off(&error, head.target);
                     let is_unsent = watch.sent == interim_bytes;
                     if framing == ClientFraming::UntilClose && !is_unsent {
                         // Its end would say that it is all (RFC 9112 §8).
@@ -414,10 +450,11 @@ impl Connection<'_> {
         Ok(Ok(Delivered { status, bytes: progress.bytes(), keep_alive, cache: label }))
     }
 
-    fn broke_off(self, error: &UpstreamError) {
+    fn broke_off(self, error: &UpstreamError, target: &[u8]) {
         self.core.metrics.upstream_errors_total.add(1);
         if self.core.log_limits.upstream.may_log(self.core.clock.elapsed_ms()) {
-            tracing::warn!(%error, "an upstream broke off its response");
+            let target = String::from_utf8_lossy(target);
+            tracing::warn!(%error, %target, "an upstream broke off its response");
         }
     }
 

@@ -20,6 +20,8 @@ use crate::telemetry::metrics::CoreMetrics;
 
 /// The status of a request whose client left before any response to it had begun; nginx's.
 pub(crate) const CLIENT_LEFT: u16 = 499;
+/// The status of a request that a drain ended before any response to it had begun.
+pub(crate) const CUT_OFF: u16 = 503;
 
 /// Bytes a core gathers before it hands them on.
 const BUFFER_BYTES: usize = 32 * 1024;

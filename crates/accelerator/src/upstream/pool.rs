@@ -279,7 +279,7 @@ impl Pool {
     }
 
     /// An idle connection on which nothing has arrived, not even its end.
-    fn take_idle(&self, oldest_ms: u64) -> Option<Rc<Stream>> {
+    fn take_idle(&self, server: &Server, oldest_ms: u64) -> Option<Rc<Stream>> {
         let mut idle = self.idle.borrow_mut();
         while let Some((stream, since_ms)) = idle.pop() {
             if since_ms < oldest_ms {
@@ -292,7 +292,7 @@ impl Pool {
                 Heard::End => {}
                 Heard::Surplus => {
                     idle.clear();
-                    self.distrust();
+                    self.distrust(server);
                 }
             }
         }
@@ -301,9 +301,10 @@ impl Pool {
 
     /// What follows a response is taken for the answer to the next request where it comes after that was sent: nobody
     /// can tell. So a server that has done it once gets one request on each connection for a while.
-    fn distrust(&self) {
+    fn distrust(&self, server: &Server) {
         if !self.is_distrusted() {
             tracing::warn!(
+                server = %server.address,
                 "an upstream server sends more than its responses announce: its connections are not reused"
             );
         }
@@ -346,7 +347,7 @@ impl Lease {
             return Some(Rc::new(stream));
         }
         let idle_ms = millis(self.settings().idle_timeout);
-        self.pool.take_idle(self.groups.now_ms().saturating_sub(idle_ms))
+        self.pool.take_idle(self.server(), self.groups.now_ms().saturating_sub(idle_ms))
     }
 
     pub(super) fn server(&self) -> &Server {
@@ -414,7 +415,7 @@ impl Lease {
     /// More has come than the response announced.
     pub(crate) fn distrust(&self) {
         self.pool.idle.borrow_mut().clear();
-        self.pool.distrust();
+        self.pool.distrust(self.server());
     }
 
     /// Counts a failure of the server.
