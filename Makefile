@@ -42,7 +42,7 @@ test: ## everything that must hold: format, lints, licences, all tests, cache su
 	@scripts/setup test
 	@scripts/test
 
-bench: ## ratios against nginx, haproxy, varnish and a bare epoll responder (two quiet cores, 17 minutes; installs them from Debian)
+bench: ## ratios against nginx, haproxy, varnish and a bare epoll responder (two quiet cores, 25 minutes; installs them from Debian)
 	@scripts/setup run
 	cargo build --release --locked -p tidegate
 	cargo build --release --locked -p tidegate-bench

@@ -66,6 +66,18 @@ fn machine_ticks(stat: &str) -> Option<(f64, f64)> {
     Some((ticks.iter().sum(), *ticks.get(7)?))
 }
 
+/// What this machine's processors are called, and how many they are.
+pub fn processor() -> String {
+    name_and_count(&std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default())
+}
+
+fn name_and_count(cpuinfo: &str) -> String {
+    let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
+    let name = model.and_then(|line| line.split_once(": ")).map_or("unnamed processor", |(_, name)| name);
+    let count = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
+    format!("{name}, {count} cores")
+}
+
 /// A thread of the kernel (PF_KTHREAD, linux/sched.h): it works for whoever has it work, the run most of all.
 const KERNEL_THREAD: u32 = 0x0020_0000;
 
@@ -93,6 +105,11 @@ mod tests {
         assert_eq!(program_ticks(stat), Some(127.0));
         assert_eq!(program_ticks(&stat.replace("4194304", "69238880")), None);
         assert_eq!(program_ticks("7 (short) S 1"), None);
+    }
+
+    #[test]
+    fn the_processor_is_named_with_its_number_of_cores() {
+        assert_eq!(name_and_count("processor : 0\nmodel name : X 1\nprocessor : 1\n"), "X 1, 2 cores");
     }
 
     #[test]

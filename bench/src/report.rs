@@ -3,7 +3,7 @@
 use std::fmt::Write;
 use std::process::Command;
 
-use tidegate_bench::machine::BUSY_PERCENT;
+use tidegate_bench::machine::{self, BUSY_PERCENT};
 use tidegate_bench::stats::Spread;
 use tidegate_bench::wrk::Figure;
 
@@ -22,8 +22,9 @@ pub(crate) fn page(results: &[(&Scenario, Results)], cli: &Cli, others_percent: 
     page.push_str(SETTINGS);
     let _ = writeln!(
         page,
-        "\nKernel {}; {}; {}; {}; caddy {}. Other programs used {others_percent:.1} % of the machine meanwhile.\n",
+        "\nKernel {}; {}; {}; {}; {}; caddy {}. Other programs used {others_percent:.1} % of the machine meanwhile.\n",
         first_line("uname", &["-r"]),
+        machine::processor(),
         first_line("nginx", &["-v"]).replace("nginx version: ", ""),
         first_line("haproxy", &["-v"]),
         first_line("varnishd", &["-V"]),

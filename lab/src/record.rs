@@ -126,7 +126,7 @@ impl Watch {
     pub fn conditions(&self, servers: Vec<String>, quick: bool) -> Conditions {
         Conditions {
             kernel: read("/proc/sys/kernel/osrelease"),
-            processor: processor(&read("/proc/cpuinfo")),
+            processor: machine::processor(),
             servers,
             quick,
             optimized: !cfg!(debug_assertions),
@@ -137,13 +137,6 @@ impl Watch {
 
 fn read(path: &str) -> String {
     std::fs::read_to_string(path).unwrap_or_default().trim().to_owned()
-}
-
-fn processor(cpuinfo: &str) -> String {
-    let model = cpuinfo.lines().find(|line| line.starts_with("model name"));
-    let name = model.and_then(|line| line.split_once(": ")).map_or("unnamed processor", |(_, name)| name);
-    let count = cpuinfo.lines().filter(|line| line.starts_with("processor")).count();
-    format!("{name}, {count} cores")
 }
 
 #[cfg(test)]
@@ -167,11 +160,6 @@ mod tests {
         let doubts = Conditions { quick: true, others_percent: 30.4, ..conditions() }.doubts().unwrap();
         assert_eq!(doubts, "the run was a quick one; other programs used 30 % of the machine meanwhile");
         assert!(Conditions { optimized: false, ..conditions() }.doubts().unwrap().contains("optimization"));
-    }
-
-    #[test]
-    fn the_processor_is_named_with_its_number_of_cores() {
-        assert_eq!(processor("processor : 0\nmodel name : X 1\nprocessor : 1\n"), "X 1, 2 cores");
     }
 
     #[test]
