@@ -6,8 +6,8 @@ use tidegate_http::{FieldId, HeadLimits, Method, Progress, ResponseParser};
 
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 64, head_bytes: 1024, fields: 12 };
 
-fn parse_in_pieces(bytes: &[u8], method: Method, piece: usize) -> String {
-    let mut parser = ResponseParser::new(LIMITS);
+fn parse_in_pieces(bytes: &[u8], method: Method, is_proxy: bool, piece: usize) -> String {
+    let mut parser = if is_proxy { ResponseParser::for_proxy(LIMITS) } else { ResponseParser::new(LIMITS) };
     parser.reset(method);
     let mut available = 0;
     loop {
@@ -29,6 +29,7 @@ fn parse_in_pieces(bytes: &[u8], method: Method, piece: usize) -> String {
 fuzz_target!(|data: &[u8]| {
     let Some((&seed, bytes)) = data.split_first() else { return };
     let method = [Method::Get, Method::Head, Method::Connect, Method::Post][usize::from(seed % 4)];
-    let whole = parse_in_pieces(bytes, method, bytes.len().max(1));
-    assert_eq!(parse_in_pieces(bytes, method, usize::from(seed / 4) % 40 + 1), whole);
+    let is_proxy = seed & 128 != 0;
+    let whole = parse_in_pieces(bytes, method, is_proxy, bytes.len().max(1));
+    assert_eq!(parse_in_pieces(bytes, method, is_proxy, usize::from(seed / 4) % 32 + 1), whole);
 });

@@ -232,7 +232,7 @@ fn the_framing_of_a_response_follows_rfc_9112_section_6_3() {
 fn whitespace_before_a_colon_is_no_part_of_a_response() {
     let text =
         "HTTP/1.1 200 OK\r\nServer: a\r\nX-Spaced \t: b\r\nContent-Length : 5\r\nX\t:\r\nVary: c\r\n\r\n";
-    let mut parser = ResponseParser::new(HeadLimits::default());
+    let mut parser = ResponseParser::for_proxy(HeadLimits::default());
     for split in 0..text.len() {
         parser.reset(Method::Get);
         assert_eq!(parser.parse(&text.as_bytes()[..split]), Ok(Progress::Incomplete), "at {split}");
@@ -249,6 +249,10 @@ fn whitespace_before_a_colon_is_no_part_of_a_response() {
         ];
         assert_eq!(fields, expected, "split at {split}");
     }
+    let chunked = "HTTP/1.1 200 OK\r\nTransfer-Encoding : chunked\r\n\r\n";
+    parser.reset(Method::Get);
+    assert_eq!(parser.parse(chunked.as_bytes()), Ok(Progress::Complete { length: chunked.len() }));
+    assert_eq!(parser.head(chunked.as_bytes()).framing, BodyFraming::Chunked);
 }
 
 prop_compose! {

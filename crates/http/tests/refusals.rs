@@ -207,7 +207,7 @@ fn every_ambiguous_response_is_refused_with_its_reason_however_split() {
     ];
     for (head, expected) in table {
         for piece in 1..=head.len() {
-            let mut parser = ResponseParser::new(HeadLimits::default());
+            let mut parser = ResponseParser::for_proxy(HeadLimits::default());
             parser.reset(Method::Get);
             let result = (piece..head.len())
                 .step_by(piece)
@@ -217,6 +217,14 @@ fn every_ambiguous_response_is_refused_with_its_reason_however_split() {
             assert_eq!(result, Some(Err(*expected)), "{head:?} by {piece}");
         }
     }
+}
+
+/// Who hands a head on as it came must not see fields in it that the next hop may not see.
+#[test]
+fn whitespace_before_a_colon_is_refused_unless_the_head_is_written_anew() {
+    let mut parser = ResponseParser::new(HeadLimits::default());
+    let head = b"HTTP/1.1 200 OK\r\nContent-Length : 1\r\n\r\n";
+    assert_eq!(parser.parse(head), Err(E::WhitespaceBeforeColon));
 }
 
 /// Room for fields is made as they come: what was seen before and after that counts alike.

@@ -315,7 +315,8 @@ impl HeadReader {
 }
 
 pub(super) fn new_parser(method: Method) -> ResponseParser {
-    let mut parser = ResponseParser::new(HeadLimits { fields: RESPONSE_FIELDS, ..HeadLimits::default() });
+    let mut parser =
+        ResponseParser::for_proxy(HeadLimits { fields: RESPONSE_FIELDS, ..HeadLimits::default() });
     parser.reset(method);
     parser
 }

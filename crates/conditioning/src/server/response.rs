@@ -544,6 +544,10 @@ mod tests {
             "HTTP/1.0 200 OK\r\n\r\nuntil the end",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close\r\n folded\r\n\r\n",
             "HTTP/1.1 200 OK\r\nContent-Length: 1\r\nConnection: close, x\r\n\r\n",
+            // The head goes out as it is, and a client need not take these for what they are meant to be.
+            "HTTP/1.1 200 OK\r\nContent-Length : 1\r\nA: b\r\nConnection: close\r\n\r\na",
+            "HTTP/1.0 200 OK\r\nContent-Length : 1\r\n\r\na",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding : chunked\r\nA: b\r\nConnection: close\r\n\r\n",
         ] {
             assert_eq!(patched(untouched), None, "{untouched}");
         }

@@ -59,15 +59,14 @@ const EMPTY: Field =
     Field { id: FieldId::Other, name: Span { start: 0, length: 0 }, value: Span { start: 0, length: 0 } };
 
 impl FieldLines {
-    /// With room for the fields of a request's head.
-    pub(crate) fn of_request() -> Self {
+    /// With room for the fields of a head.
+    pub(crate) fn for_head() -> Self {
         Self { slots: vec![EMPTY; FIELDS_EXPECTED], ..Self::default() }
     }
 
-    /// The same for a response's, in which a proxy has to remove what a server refuses in a request: whitespace between a
-    /// name and its colon (RFC 9112 §5.1).
-    pub(crate) fn of_response() -> Self {
-        Self { blanks_before_colon: true, ..Self::of_request() }
+    /// The same, leaving out whitespace between a name and its colon.
+    pub(crate) fn without_blanks() -> Self {
+        Self { blanks_before_colon: true, ..Self::for_head() }
     }
 
     pub(crate) fn reset(&mut self) {

@@ -67,7 +67,7 @@ impl RequestParser {
             limits,
             at: At::Start,
             empty_lines: 0,
-            lines: FieldLines::of_request(),
+            lines: FieldLines::for_head(),
             line: 0,
             token: 0,
             facts: Facts {

@@ -17,8 +17,7 @@ enum At {
     Complete,
 }
 
-/// Parses one response head after another, as strictly as requests but for whitespace before a colon, which a proxy leaves
-/// out (RFC 9112 §5.1); every error is answered 502.
+/// Parses one response head after another, as strictly as requests; every error is answered 502.
 ///
 /// [`ResponseParser::reset`] must be told the method of the request that the head answers: RFC 9112 §6.3 makes the
 /// framing of the body depend on it. A final head after a 1xx one needs another `reset` with the same method.
@@ -56,7 +55,7 @@ impl ResponseParser {
         Self {
             limits,
             at: At::Status,
-            lines: FieldLines::of_response(),
+            lines: FieldLines::for_head(),
             request_method: Method::Get,
             facts: Facts {
                 status: 0,
@@ -66,6 +65,12 @@ impl ResponseParser {
                 keep_alive: false,
             },
         }
+    }
+
+    /// A parser for a proxy that writes heads anew, which has to leave out whitespace before a colon (RFC 9112 §5.1). Who
+    /// hands heads on as they came must not accept it: the next hop may see other fields.
+    pub fn for_proxy(limits: HeadLimits) -> Self {
+        Self { lines: FieldLines::without_blanks(), ..Self::new(limits) }
     }
 
     /// Makes ready for the first byte of an answer to a request with this method.
