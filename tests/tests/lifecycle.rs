@@ -106,11 +106,18 @@ fn sigterm_request_that_never_ends_is_cut_off_after_the_drain_timeout() {
     gate.open();
 }
 
+/// Waiting, begun, and from the cache; and nobody is taken for a slow reader because of it.
 #[test]
 fn access_log_has_what_the_drain_timeout_cut_off() {
+    // More than all socket buffers on the way hold.
+    const STORED: usize = 14 << 20;
+    const BEGUN: usize = 3;
     let gate = Gate::default();
     let held = gate.clone();
     let origin = Origin::start(move |request| {
+        if request.target == "/stored" {
+            return Reply::cacheable(vec![b'x'; STORED]);
+        }
         let (door, has_begun) = (held.clone(), request.target == "/begun");
         Reply::script(move |stream| {
             if has_begun {
@@ -121,20 +128,42 @@ fn access_log_has_what_the_drain_timeout_cut_off() {
             Ok(())
         })
     });
-    let table = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"";
-    let limits = "drain_timeout = \"1s\"";
-    let mut tidegate = Tidegate::builder().origin(&origin).limits(limits).tables(table).start();
-    let mut begun = tidegate.connect();
-    begun.send("GET /begun HTTP/1.1\r\nHost: example.org\r\n\r\n");
-    assert_eq!((begun.head().0, begun.read_bytes(5)), (200, b"start".to_vec()));
-    let mut waiting = tidegate.connect();
-    waiting.send("GET /waiting HTTP/1.1\r\nHost: example.org\r\n\r\n");
-    eventually("both are with the origin", || (origin.count() == 2).then_some(()));
+    // Loopback is exempt if nobody else is.
+    let tables = "[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"\n\
+                  [defence]\naudit = \"@DIR@/audit.txt\"\n[[classifier]]\nname = \"slow\"\nlimit = 1\n\
+                  [[exempt]]\nsource = \"192.0.2.1\"";
+    let mut tidegate = Tidegate::builder()
+        .origin(&origin)
+        .cache("memory = \"64MiB\"\nmax_object = \"16MiB\"")
+        .limits("drain_timeout = \"1s\"")
+        .tables(tables)
+        .start();
+    eventually("it is stored", || tidegate.get("/stored").is_hit().then_some(()));
+    let ask = |target: &str| {
+        let mut client = tidegate.connect();
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: example.org\r\nUser-Agent: cut off\r\n\r\n"));
+        client
+    };
+    let mut clients: Vec<Client> = (0..BEGUN).map(|_| ask("/begun")).collect();
+    for client in &mut clients {
+        assert_eq!((client.head().0, client.read_bytes(5)), (200, b"start".to_vec()));
+    }
+    let mut reading = ask("/stored");
+    assert_eq!(reading.head().0, 200);
+    let asked = origin.count();
+    clients.extend([reading, ask("/waiting")]);
+    eventually("the last is with the origin", || (origin.count() > asked).then_some(()));
     assert!(tidegate.terminate().success());
     gate.open();
-    let lines = std::fs::read_to_string(tidegate.directory().join("access.txt")).unwrap();
-    assert!(lines.contains("\"GET /begun HTTP/1.1\" 200 5 "), "{lines}");
-    assert!(lines.contains("\"GET /waiting HTTP/1.1\" 503 0 "), "{lines}");
+    let read = |name| std::fs::read_to_string(tidegate.directory().join(name)).unwrap_or_default();
+    let log = read("access.txt");
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("\"cut off\"")).collect();
+    let of = |start: &str| lines.iter().filter(|line| line.contains(start)).count();
+    assert_eq!(of("\"GET /begun HTTP/1.1\" 200 5 "), BEGUN, "{log}");
+    assert_eq!(of("\"GET /waiting HTTP/1.1\" 503 0 "), 1, "{log}");
+    assert_eq!((of("\"GET /stored HTTP/1.1\" 200 "), of(&STORED.to_string())), (1, 0), "{log}");
+    assert_eq!(lines.len(), BEGUN + 2, "{log}");
+    assert_eq!(read("audit.txt"), "");
 }
 
 #[test]

@@ -356,7 +356,7 @@ impl DataCore {
             tokio::time::sleep(LAST_WORDS).await;
         }
         if self.clients.len() > 0 {
-            // What they wait for or were sent is logged and counted when their tasks hear that it is over.
+            // What they wait for or were sent is logged when their tasks hear that it is over.
             self.clients.for_each(|client| client.wake());
             tokio::time::sleep(LAST_WORDS).await;
         }

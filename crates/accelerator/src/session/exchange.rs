@@ -27,7 +27,7 @@ use crate::session::context::RequestContext;
 use crate::session::deadlines::Waiting;
 use crate::session::respond::{self, ClientFraming, FileForm, OfConnection};
 use crate::session::transmit::{self, RateWatch, Source, Unsent};
-use crate::session::{Connection, Request};
+use crate::session::{Connection, Request, cut_off};
 use crate::static_files::serve::{self, OpenFile};
 use crate::telemetry::access_log::{CLIENT_LEFT, CUT_OFF};
 use crate::upstream::UpstreamError;
@@ -41,11 +41,19 @@ struct Progress {
     status: u16,
     head_bytes: u64,
     cache: &'static str,
+    /// Nothing but the connection's end tells the client that it has all.
+    ends_with_connection: bool,
 }
 
 impl Progress {
     fn new(core: &DataCore) -> Self {
-        Self { watch: RateWatch::new(core), status: CLIENT_LEFT, head_bytes: 0, cache: "none" }
+        Self {
+            watch: RateWatch::new(core),
+            status: CLIENT_LEFT,
+            head_bytes: 0,
+            cache: "none",
+            ends_with_connection: false,
+        }
     }
 
     /// A head of so many bytes is sent next.
@@ -82,6 +90,9 @@ impl Connection<'_> {
         if let Some(hold) = *held
             && !Box::pin(self.hold_back(hold, &head)).await
         {
+            if self.core.is_cut_off() {
+                self.log_ended(context, &head, &Progress { status: CUT_OFF, ..Progress::new(self.core) });
+            }
             return None;
         }
         let plan = self.core.plan();
@@ -138,16 +149,15 @@ impl Connection<'_> {
                 return None;
             }
             answer => {
-                let mut delivering = pin!(self.deliver(&head, answer, &mut body, &mut progress));
-                let delivered = poll_fn(|context| match delivering.as_mut().poll(context) {
-                    Poll::Ready(delivered) => Poll::Ready(Some(delivered)),
-                    Poll::Pending if self.core.is_cut_off() => Poll::Ready(None),
-                    Poll::Pending => {
-                        self.client.let_wake(context);
-                        Poll::Pending
-                    }
-                });
-                delivered.await.unwrap_or_else(|| self.cut_off(&head))
+                let delivered = {
+                    let delivering = pin!(self.deliver(&head, answer, &mut body, &mut progress));
+                    self.unless_cut_off(delivering).await
+                };
+                if delivered.is_none() && progress.ends_with_connection {
+                    // Its end would say that it is all (RFC 9112 §8).
+                    self.client.reset();
+                }
+                delivered.unwrap_or_else(|| Err(cut_off()))
             }
         };
         // Whether or not the client has taken all of it: the upstream has done its part.
@@ -169,10 +179,7 @@ impl Connection<'_> {
                 }
                 false
             }
-            (Hold::Delay, Some(held)) => {
-                held.wait().await;
-                true
-            }
+            (Hold::Delay, Some(held)) => self.unless_cut_off(pin!(held.wait())).await.is_some(),
             (Hold::Delay, None) => {
                 let progress = &mut Progress::new(self.core);
                 let _ = self.deliver_local(head, 429, b"Retry-After: 10\r\n", false, progress).await;
@@ -211,15 +218,6 @@ impl Connection<'_> {
             true => Poll::Ready(()),
             false => self.client.poll_failed(context),
         }
-    }
-
-    /// A drain is over, and the response is not.
-    fn cut_off(self, head: &RequestHead<'_>) -> io::Result<Delivered> {
-        if head.version == Version::Http10 {
-            // An end could say that it is all (RFC 9112 §8).
-            self.client.reset();
-        }
-        Err(io::ErrorKind::TimedOut.into())
     }
 
     /// The response, if there was one, ended before it was whole.
@@ -395,6 +393,7 @@ impl Connection<'_> {
             &mut out,
         );
         progress.begin(status, out.len() as u64, label);
+        progress.ends_with_connection = framing == ClientFraming::UntilClose;
         let watch = &mut progress.watch;
         let chunked = framing == ClientFraming::Chunked;
         loop {

@@ -15,9 +15,12 @@ pub(crate) mod respond;
 pub(crate) mod task_pool;
 pub(crate) mod transmit;
 
+use std::future::poll_fn;
 use std::io::{self, ErrorKind};
 use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 use tidegate_core::Verdict;
 use tidegate_core::hooks::Slow;
@@ -88,7 +91,10 @@ async fn wait(busy: Busy, mut step: Step) {
                 let Flush { mut unsent, rest, keep_alive, sending } = *flush;
                 // Nothing is owed by the client but to take what it asked for.
                 connection.client.slot.clear();
-                let sent = Box::pin(connection.flush(&mut unsent)).await;
+                let sent = {
+                    let mut flushing = Box::pin(connection.flush(&mut unsent));
+                    connection.unless_cut_off(flushing.as_mut()).await.unwrap_or_else(|| Err(cut_off()))
+                };
                 connection.watch_reading(&sent);
                 if let Some(sending) = sending {
                     sending.ended(connection.core, &sent, unsent.left());
@@ -505,9 +511,27 @@ impl Connection<'_> {
         }
     }
 
+    /// What comes of `work`; `None` if a drain is over before.
+    async fn unless_cut_off<F: Future>(self, mut work: Pin<&mut F>) -> Option<F::Output> {
+        poll_fn(|context| match work.as_mut().poll(context) {
+            Poll::Ready(done) => Poll::Ready(Some(done)),
+            Poll::Pending if self.core.is_cut_off() => Poll::Ready(None),
+            Poll::Pending => {
+                self.client.let_wake(context);
+                Poll::Pending
+            }
+        })
+        .await
+    }
+
     async fn flush(self, unsent: &mut Unsent) -> io::Result<()> {
         transmit::flush(self.client, self.core, &mut transmit::RateWatch::new(self.core), unsent).await
     }
+}
+
+/// Why a response ends that a drain has not waited for: nothing that its client has done.
+fn cut_off() -> io::Error {
+    ErrorKind::ConnectionAborted.into()
 }
 
 /// Times in the unit of deadlines, kept beside the settings because every request needs them.
