@@ -7,7 +7,7 @@ use tidegate_http::http3::{
     Content, ControlReader, DecoderStream, EncoderStream, ErrorCode, HeadError, Request,
     max_field_section_size, qpack, read_trailers,
 };
-use tidegate_http::{ChunkLimits, ChunkedDecoder, FieldId, HeadLimits, Method, Progress, RequestParser};
+use tidegate_http::{ChunkLimits, ChunkedDecoder, FieldId, HeadLimits, Progress, RequestParser};
 
 const LIMITS: HeadLimits = HeadLimits { request_line_bytes: 256, head_bytes: 1024, fields: 12 };
 /// What a section begins with that most requests would have, so that what follows is read as their fields.
