@@ -153,13 +153,13 @@ impl Connection<'_> {
                     let delivering = pin!(self.deliver(&head, answer, &mut body, &mut progress));
                     self.unless_cut_off(delivering).await
                 };
-                if delivered.is_none() && progress.ends_with_connection {
-                    // Its end would say that it is all (RFC 9112 §8).
-                    self.client.reset();
-                }
                 delivered.unwrap_or_else(|| Err(cut_off()))
             }
         };
+        if delivered.is_err() && progress.ends_with_connection {
+            // Its end would say that it is all (RFC 9112 §8).
+            self.client.reset();
+        }
         // Whether or not the client has taken all of it: the upstream has done its part.
         let status = delivered.as_ref().map_or(code, |delivered| delivered.status);
         let may_go_on = context.responded(self.core, &info, &normalized, status, from);
@@ -412,10 +412,6 @@ impl Connection<'_> {
                 Err(error) => {
                     self.broke_off(&error, head.target);
                     let is_unsent = watch.sent == interim_bytes;
-                    if framing == ClientFraming::UntilClose && !is_unsent {
-                        // Its end would say that it is all (RFC 9112 §8).
-                        self.client.reset();
-                    }
                     return if is_unsent { Ok(Err(error)) } else { Err(io::Error::other(error)) };
                 }
             };
