@@ -28,7 +28,7 @@ use crate::defence::{self, CameFrom, Hold};
 use crate::service::answer::{self, Answer, Incoming};
 use crate::service::client_info::ClientInfo;
 use crate::service::plan::Plan;
-use crate::telemetry::access_log::CLIENT_LEFT;
+use crate::telemetry::access_log::{CLIENT_LEFT, CUT_OFF};
 
 use body::UploadedBody;
 use respond::{Exchange, error_response};
@@ -441,7 +441,8 @@ fn judge_answer(
     Ok(whose.is_connected() && !info.via_proxy && decision.ends_connection())
 }
 
-/// A request whose client waits for the answer. Dropped before there is one, the client has given it up.
+/// A request whose client waits for the answer. Dropped before there is one, the client has given it up, or a drain is
+/// over.
 struct Awaited<'a> {
     exchange: &'a Exchange,
     incoming: Incoming<'a>,
@@ -460,6 +461,10 @@ impl Drop for Awaited<'_> {
     fn drop(&mut self) {
         let Incoming { head, normalized, peer, info, .. } = &self.incoming;
         let Exchange { core, began, .. } = self.exchange;
+        if core.is_cut_off() {
+            core.log(*peer, head, CUT_OFF, Bytes::default(), "none", *began);
+            return;
+        }
         if let Some(defence) = core.defence.as_ref().filter(|_| self.whose != Whose::Unproved) {
             let now_ms = core.clock.elapsed_ms();
             // The upstream works all the same, on what may well be new to the cache.

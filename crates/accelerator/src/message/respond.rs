@@ -222,7 +222,13 @@ async fn download(
         if wanted && announced.is_none_or(|length| *sent_bytes < length) {
             sender.wanted().await?;
         }
-        let Some(piece) = streamed.chunk().await.map_err(|_| Aborted)? else { break };
+        let piece = tokio::select! {
+            biased;
+            piece = streamed.chunk() => piece.map_err(|_| Aborted)?,
+            // An upstream that says nothing for long is not kept for nobody.
+            () = sender.unwanted() => return Err(Aborted),
+        };
+        let Some(piece) = piece else { break };
         if piece.is_empty() || !wanted {
             continue;
         }

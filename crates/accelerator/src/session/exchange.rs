@@ -404,7 +404,13 @@ impl Connection<'_> {
                 None => {
                     self.send(watch, &out).await?;
                     out.clear();
-                    next.await
+                    tokio::select! {
+                        biased;
+                        piece = next => piece,
+                        () = poll_fn(|context| self.client.poll_failed(context)) => {
+                            return Err(io::ErrorKind::ConnectionReset.into());
+                        }
+                    }
                 }
             };
             let piece = match piece {

@@ -237,7 +237,7 @@ fn ended_with(end: message::End) -> Ended {
 
 /// Counts a request that has no response because of its client.
 fn given_up(shared: &Shared, ended: Ended) -> Ended {
-    if matches!(ended, Ended::Cancelled) {
+    if matches!(ended, Ended::Cancelled) && !shared.core.is_cut_off() {
         shared.core.metrics.clients_gone_total.add(1);
     }
     ended
