@@ -152,7 +152,7 @@ fn websocket_like_upgrade_becomes_a_tunnel_of_bytes() {
             }
         })
     });
-    let tidegate = Tidegate::before(&origin);
+    let tidegate = Tidegate::builder().origin(&origin).tables("[log]\naccess = \"@DIR@/access.txt\"").start();
     let mut client = tidegate.connect();
     let fields =
         "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
@@ -166,6 +166,12 @@ fn websocket_like_upgrade_becomes_a_tunnel_of_bytes() {
     }
     client.finish();
     assert!(client.is_closed());
+    // In the log at its end, with what it has carried: "hello " and the messages.
+    let log = eventually("it is logged", || {
+        std::fs::read_to_string(tidegate.directory().join("access.txt")).ok().filter(|log| !log.is_empty())
+    });
+    assert!(log.contains("\"GET /socket HTTP/1.1\" 101 100037 "), "{log}");
+    assert_eq!(log.lines().count(), 1, "{log}");
 }
 
 #[test]

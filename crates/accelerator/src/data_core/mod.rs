@@ -495,9 +495,14 @@ impl DataCore {
         cache: &'static str,
         began: Instant,
     ) {
+        self.count(status, bytes, cache, began);
+        self.log(peer, head, status, bytes, cache, began);
+    }
+
+    /// The same without a line.
+    pub(crate) fn count(&self, status: u16, bytes: Bytes, cache: &'static str, began: Instant) {
         self.metrics.count_response(status, bytes.head + bytes.body);
         self.latencies.count(cache, self.clock.now().saturating_duration_since(began));
-        self.log(peer, head, status, bytes, cache, began);
     }
 
     /// A line for the access log: of a response that was sent, or of what was sent of one.

@@ -1,5 +1,6 @@
 //! A request that takes more than the cache: its body comes in, its answer goes out, both as a stream.
 
+use std::cell::Cell;
 use std::fs::File;
 use std::future::poll_fn;
 use std::io;
@@ -34,6 +35,8 @@ use crate::upstream::UpstreamError;
 
 /// Bytes copied at once in either direction of a tunnel.
 const TUNNEL_BYTES: usize = 16 * 1024;
+/// How the log and the metrics name what goes by a tunnel.
+const TUNNEL: &str = "tunnel";
 
 /// What has been sent of a response, for the log if it ends early.
 struct Progress {
@@ -144,8 +147,11 @@ impl Connection<'_> {
         }
         let delivered = match answer {
             Answer::Streamed(streamed) if streamed.status == 101 => {
-                self.core.account(peer, &head, 101, Bytes::default(), "tunnel", context.began);
-                Box::pin(self.tunnel(*streamed, &body.into_rest())).await;
+                self.core.count(101, Bytes::default(), TUNNEL, context.began);
+                let carried = Cell::new(0);
+                Box::pin(self.tunnel(*streamed, &body.into_rest(), &carried)).await;
+                let bytes = Bytes { head: 0, body: carried.get() };
+                self.core.log(peer, &head, 101, bytes, TUNNEL, context.began);
                 return None;
             }
             answer => {
@@ -520,7 +526,8 @@ impl Connection<'_> {
     }
 
     /// RFC 9110 §7.8: from here on bytes go both ways until either side has ended or both are silent for too long.
-    async fn tunnel(self, streamed: Streamed, rest: &[u8]) {
+    /// `carried`: how many the client has been sent.
+    async fn tunnel(self, streamed: Streamed, rest: &[u8], carried: &Cell<u64>) {
         self.core.metrics.tunnels_total.add(1);
         let mut out = Vec::with_capacity(512);
         let Some(response) = streamed.into_response() else { return };
@@ -535,6 +542,7 @@ impl Connection<'_> {
         // The tunnel keeps its place among the server's connections.
         let Some((mut upstream, lease, early)) = response.into_tunnel() else { return };
         lease.becomes_tunnel(self.client.as_fd().as_raw_fd());
+        let early_bytes = early.len();
         out.extend_from_slice(&early);
         let timeout_ms = self.core.with_plan(|plan| millis(plan.limits.tunnel_timeout));
         if self.send(&mut RateWatch::new(self.core), &out).await.is_err() {
@@ -543,14 +551,16 @@ impl Connection<'_> {
         let (core, slot) = (self.core, &self.client.slot);
         let alive = || slot.set(Waiting::Tunnel, core.deadline(timeout_ms));
         alive();
+        let carry = |bytes: usize| carried.set(carried.get() + bytes as u64);
+        carry(early_bytes);
         let stream = ClientStream { client: self.client, clients: &self.core.clients };
         let (mut from_client, mut to_client) = (stream, stream);
         let (mut from_upstream, mut to_upstream) = upstream.split();
         let up = async {
             to_upstream.write_all(rest).await?;
-            copy(&mut from_client, &mut to_upstream, &alive).await
+            copy(&mut from_client, &mut to_upstream, &alive, |_| {}).await
         };
-        let down = copy(&mut from_upstream, &mut to_client, &alive);
+        let down = copy(&mut from_upstream, &mut to_client, &alive, carry);
         // An error on either side ends both; an end of input on one side is passed on and the other goes on.
         let both = async { tokio::try_join!(up, down) };
         tokio::select! {
@@ -568,13 +578,17 @@ async fn copy(
     from: &mut (impl AsyncReadExt + Unpin),
     to: &mut (impl AsyncWriteExt + Unpin),
     alive: &impl Fn(),
+    carried: impl Fn(usize),
 ) -> io::Result<()> {
     let mut buffer = vec![0; TUNNEL_BYTES];
     loop {
         let length = from.read(&mut buffer).await?;
         alive();
         match buffer.get(..length).filter(|bytes| !bytes.is_empty()) {
-            Some(bytes) => to.write_all(bytes).await?,
+            Some(bytes) => {
+                to.write_all(bytes).await?;
+                carried(length);
+            }
             None => return to.shutdown().await,
         }
     }
