@@ -330,6 +330,7 @@ fn stream_is_reset_when_the_origin_breaks_off() {
         assert_eq!(client.get("/whole").await.1, b"x", "the others go on");
     });
     assert_eq!(site.tidegate.metric("tidegate_responses_broken_total"), 2.0);
+    assert_eq!(site.tidegate.metric("tidegate_upstream_errors_total"), 2.0);
 }
 
 /// The time of an idle connection began when the last response was queued, not when the client had it.

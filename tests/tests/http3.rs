@@ -365,6 +365,7 @@ fn stream_is_reset_when_the_origin_breaks_off() {
         assert_eq!(client.get("/whole").await.body, b"x", "the others go on");
     });
     assert_eq!(site.tidegate.metric("tidegate_responses_broken_total"), 2.0);
+    assert_eq!(site.tidegate.metric("tidegate_upstream_errors_total"), 2.0);
 }
 
 /// RFC 9114 §3.1.1: who may go over to it learns of it.

@@ -55,7 +55,7 @@ use crate::telemetry::latency::Latencies;
 use crate::telemetry::log_limiter::LogLimiter;
 use crate::telemetry::metrics::CoreMetrics;
 use crate::tls;
-use crate::upstream::Pools;
+use crate::upstream::{Pools, UpstreamError};
 
 /// Bytes read from a socket at once; the buffer is the core's, so idle connections own none.
 const READ_BYTES: usize = 64 * 1024;
@@ -597,6 +597,15 @@ impl DataCore {
     /// This core's ICAP services.
     pub(crate) fn icap_services(&self) -> Rc<icap::Services> {
         Rc::clone(&self.icap.borrow())
+    }
+
+    /// A response that has begun is not all that it was to be.
+    pub(crate) fn upstream_broke_off(&self, error: &UpstreamError, target: &[u8]) {
+        self.metrics.upstream_errors_total.add(1);
+        if self.log_limits.upstream.may_log(self.clock.elapsed_ms()) {
+            let target = String::from_utf8_lossy(target);
+            tracing::warn!(%error, %target, "an upstream broke off its response");
+        }
     }
 
     /// A response was not stored: it is too large, or what others read and write takes all of the cache.

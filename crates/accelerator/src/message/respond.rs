@@ -21,6 +21,7 @@ use crate::service::client_info::ClientInfo;
 use crate::service::plan::Plan;
 use crate::session::respond::{self as heads, ClientFraming, FileForm};
 use crate::static_files::serve::{self, OpenFile};
+use crate::upstream::UpstreamError;
 
 /// Bytes of a stored object that are handed over at once.
 const PIECE_BYTES: usize = 64 * 1024;
@@ -160,7 +161,12 @@ impl Exchange {
         };
         match ended {
             Ok(()) => self.with_head(|head| self.account(head, status, bytes, label)),
-            Err(Aborted) => self.broke_off(status, bytes, label),
+            Err(cut) => {
+                if let Cut::Upstream(error) = &cut {
+                    self.with_head(|head| self.core.upstream_broke_off(error, head.target));
+                }
+                self.broke_off(status, bytes, label);
+            }
         }
     }
 
@@ -205,12 +211,25 @@ impl Exchange {
     }
 }
 
+/// What ends a response before it is whole.
+enum Cut {
+    /// Nobody wants the rest.
+    Client,
+    Upstream(UpstreamError),
+}
+
+impl From<Aborted> for Cut {
+    fn from(_: Aborted) -> Self {
+        Self::Client
+    }
+}
+
 async fn download(
     streamed: &mut Streamed,
     framing: ClientFraming,
     mut sender: BodySender,
     sent_bytes: &mut u64,
-) -> Result<(), Aborted> {
+) -> Result<(), Cut> {
     let chunked = framing == ClientFraming::Chunked;
     let wanted = !matches!(framing, ClientFraming::NoBody | ClientFraming::HeadOnly(_));
     let announced = match framing {
@@ -224,9 +243,9 @@ async fn download(
         }
         let piece = tokio::select! {
             biased;
-            piece = streamed.chunk() => piece.map_err(|_| Aborted)?,
+            piece = streamed.chunk() => piece.map_err(Cut::Upstream)?,
             // An upstream that says nothing for long is not kept for nobody.
-            () = sender.unwanted() => return Err(Aborted),
+            () = sender.unwanted() => return Err(Cut::Client),
         };
         let Some(piece) = piece else { break };
         if piece.is_empty() || !wanted {

@@ -422,7 +422,7 @@ impl Connection<'_> {
             let piece = match piece {
                 Ok(piece) => piece,
                 Err(error) => {
-                    self.broke_off(&error, head.target);
+                    self.core.upstream_broke_off(&error, head.target);
                     let is_unsent = watch.sent == interim_bytes;
                     return if is_unsent { Ok(Err(error)) } else { Err(io::Error::other(error)) };
                 }
@@ -455,14 +455,6 @@ impl Connection<'_> {
         }
         self.send(watch, &out).await?;
         Ok(Ok(Delivered { status, bytes: progress.bytes(), keep_alive, cache: label }))
-    }
-
-    fn broke_off(self, error: &UpstreamError, target: &[u8]) {
-        self.core.metrics.upstream_errors_total.add(1);
-        if self.core.log_limits.upstream.may_log(self.core.clock.elapsed_ms()) {
-            let target = String::from_utf8_lossy(target);
-            tracing::warn!(%error, %target, "an upstream broke off its response");
-        }
     }
 
     /// RFC 9110 §15.2: interim responses go on to clients that understand them.
