@@ -2,13 +2,13 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::{Read, Write};
-use std::net::Shutdown;
+use std::net::{Shutdown, TcpListener};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::net::sockopt;
-use tidegate_e2e::http3::{cancel, get, run, until};
-use tidegate_e2e::{Certificate, Client, Gate, Origin, Reply, Site, Tidegate, http2, http3};
+use tidegate_e2e::http3::{cancel, get, run, until, url};
+use tidegate_e2e::{Certificate, Client, Gate, Origin, Reply, Site, Tidegate, eventually, http2, http3};
 
 /// The end of each connection on which it answered is counted. Its responses have a length, or chunks, or neither.
 fn silent() -> (Origin, Arc<AtomicUsize>) {
@@ -138,4 +138,59 @@ fn access_log_has_the_streams_that_the_drain_timeout_cut_off() {
         assert_eq!(of(format!("\"GET /waiting HTTP/{version}\" 503 0 ")), 1, "{log}");
     }
     assert_eq!(log.lines().count(), 4, "{log}");
+}
+
+/// The server would wait for the rest for as long as it is let, and the client for what it says to that.
+#[test]
+fn upload_that_stalls_once_its_response_has_begun_ends_its_stream() {
+    let certificate = Certificate::of(&["a.example"]);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let origin = listener.local_addr().unwrap();
+    let left = Arc::<AtomicUsize>::default();
+    let count = Arc::clone(&left);
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (mut stream, count) = (stream.unwrap(), Arc::clone(&count));
+            std::thread::spawn(move || {
+                let mut bytes = [0; 4096];
+                if stream.read(&mut bytes).is_ok_and(|length| length > 0) {
+                    let start = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nstart\r\n";
+                    stream.write_all(start).unwrap();
+                    while stream.read(&mut bytes).is_ok_and(|length| length > 0) {}
+                    count.fetch_add(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    let builder = Tidegate::builder()
+        .group("app", &[origin], "")
+        .route("/", "upstream = \"app\"")
+        .limits("body_min_rate = \"10KiB/s\"")
+        .tables("[log]\naccess = \"@DIR@/access.txt\"\nformat = \"combined\"");
+    let site = Site::with_http3(builder, &[("a", &certificate)]);
+    run(async {
+        let mut second = http2::Client::connect(&site, &certificate).await.requests.ready().await.unwrap();
+        let put = || http::Request::put(url("/put")).body(()).unwrap();
+        let (response, mut content) = second.send_request(put(), false).unwrap();
+        content.send_data("begin".into(), false).unwrap();
+        let mut response = response.await.unwrap();
+        assert_eq!(response.body_mut().data().await.unwrap().unwrap(), "start");
+        assert!(response.body_mut().data().await.unwrap().is_err_and(|error| error.is_reset()));
+        let third = http3::Client::connect(&site, &certificate).await;
+        let mut stream = third.begin(http::Request::put(url("/put"))).await.unwrap();
+        stream.send_data("begin".into()).await.unwrap();
+        assert_eq!(stream.recv_response().await.unwrap().status(), 200);
+        assert_eq!(http3::piece(&mut stream).await.unwrap().unwrap(), "start");
+        assert!(http3::piece(&mut stream).await.is_err());
+        until(|| left.load(Ordering::SeqCst) == 2).await;
+    });
+    assert_eq!(site.tidegate.metric("tidegate_slow_bodies_total"), 2.0);
+    // Of what was sent the chunks of HTTP/1 are no part.
+    let log = eventually("both are logged", || {
+        let text = std::fs::read_to_string(site.tidegate.directory().join("access.txt")).unwrap_or_default();
+        (text.lines().count() == 2).then_some(text)
+    });
+    for version in ["2.0", "3.0"] {
+        assert!(log.contains(&format!("\"PUT /put HTTP/{version}\" 200 5 ")), "{log}");
+    }
 }

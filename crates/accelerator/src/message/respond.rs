@@ -148,13 +148,21 @@ impl Exchange {
         let mut bytes = Bytes { head: head_bytes, body: 0 };
         let upload = streamed.take_upload();
         let ended = {
-            let mut download = std::pin::pin!(download(&mut streamed, framing, sender, &mut bytes.body));
+            // Frames of HTTP/2 and HTTP/3 take the place of chunks.
+            let counts_framing = self.version <= Version::Http11;
+            let sent_bytes = &mut bytes.body;
+            let mut download =
+                std::pin::pin!(download(&mut streamed, framing, sender, sent_bytes, counts_framing));
             match upload {
                 Some(mut upload) => tokio::select! {
                     biased;
                     ended = &mut download => ended,
-                    // A server that takes no more may still answer in full.
-                    _ = upload.run(&mut body) => download.await,
+                    sent = upload.run(&mut body) => match sent {
+                        // The server would wait for the rest, and the client for what it says to that.
+                        Err(UpstreamError::Client(_)) => Err(Cut::Client),
+                        // A server that takes no more may still answer in full.
+                        _ => download.await,
+                    },
                 },
                 None => download.await,
             }
@@ -213,7 +221,7 @@ impl Exchange {
 
 /// What ends a response before it is whole.
 enum Cut {
-    /// Nobody wants the rest.
+    /// Its client wants no more of it, or does not send what it was asked about.
     Client,
     Upstream(UpstreamError),
 }
@@ -229,6 +237,7 @@ async fn download(
     framing: ClientFraming,
     mut sender: BodySender,
     sent_bytes: &mut u64,
+    counts_framing: bool,
 ) -> Result<(), Cut> {
     let chunked = framing == ClientFraming::Chunked;
     let wanted = !matches!(framing, ClientFraming::NoBody | ClientFraming::HeadOnly(_));
@@ -259,14 +268,14 @@ async fn download(
         if chunked {
             out.extend_from_slice(b"\r\n");
         }
-        let length = out.len() as u64;
+        let length = if counts_framing { out.len() } else { piece.len() };
         sender.send(out.into()).await?;
-        *sent_bytes += length;
+        *sent_bytes += length as u64;
     }
     if chunked {
         let mut out = Vec::new();
         write_last_chunk(streamed.trailers(), &mut out);
-        *sent_bytes += out.len() as u64;
+        *sent_bytes += if counts_framing { out.len() as u64 } else { 0 };
         sender.send(out.into()).await?;
     }
     sender.end();
