@@ -494,6 +494,24 @@ fn field_that_connection_removes_selects_no_variant() {
     assert_eq!(origin.count(), 3, "{:?}", origin.requests());
 }
 
+/// As CGI and its heirs do, the origin takes an underscore for a hyphen.
+#[test]
+fn field_that_servers_take_for_one_that_selects_poisons_no_variant() {
+    let origin = Origin::start(|request| {
+        let tenant = request.field("X-Tenant") + &request.field("X_Tenant");
+        Reply::cacheable(format!("for {tenant}")).with("Vary", "X-Tenant")
+    });
+    let tidegate = Tidegate::before(&origin);
+    for _ in 0..2 {
+        assert_eq!(tidegate.get_with("/", "X_Tenant: evil\r\n").text(), "for evil");
+    }
+    assert_eq!(tidegate.get("/").text(), "for ");
+    assert!(tidegate.get("/").is_hit(), "others are answered from the cache all the same");
+    assert_eq!(tidegate.get_with("/", "X_Tenant: evil\r\n").text(), "for ");
+    assert_eq!(tidegate.get_with("/", "X-Tenant: a\r\n").text(), "for a");
+    assert_eq!(origin.count(), 4, "{:?}", origin.requests());
+}
+
 #[test]
 fn what_a_trusted_proxy_says_of_the_url_is_part_of_the_key() {
     let origin = Origin::start(|request| {

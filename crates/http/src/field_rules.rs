@@ -90,14 +90,18 @@ impl Name {
         self.id == id && (id != FieldId::Other || self.text.eq_ignore_ascii_case(name))
     }
 
-    /// Whether some server takes `name` for this one: for CGI most make an underscore of a hyphen, and some of everything
-    /// else that is no letter and no digit.
     fn is_imitated_by(&self, name: &[u8]) -> bool {
-        let fold = |byte: &u8| if byte.is_ascii_alphanumeric() { byte.to_ascii_lowercase() } else { b'-' };
-        self.text.len() == name.len()
-            && self.text.iter().map(fold).eq(name.iter().map(fold))
-            && !self.text.eq_ignore_ascii_case(name)
+        imitates(name, &self.text)
     }
+}
+
+/// Whether some server takes `name` for the field `other`: for CGI most make an underscore of a hyphen, and some of everything
+/// else that is no letter and no digit.
+pub(crate) fn imitates(name: &[u8], other: &[u8]) -> bool {
+    let fold = |byte: &u8| if byte.is_ascii_alphanumeric() { byte.to_ascii_lowercase() } else { b'-' };
+    name.len() == other.len()
+        && name.iter().map(fold).eq(other.iter().map(fold))
+        && !name.eq_ignore_ascii_case(other)
 }
 
 /// A field line that is written.

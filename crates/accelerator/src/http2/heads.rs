@@ -13,6 +13,9 @@ pub(super) struct Malformed;
 /// Writes a request's head with its final empty line. `has_content` says whether content may follow.
 pub(super) fn write_request(parts: &Parts, has_content: bool) -> Result<Vec<u8>, Malformed> {
     let Parts { method, uri, headers, .. } = parts;
+    if !headers.values().all(|value| is_trimmed(value.as_bytes())) {
+        return Err(Malformed);
+    }
     let mut out = Vec::with_capacity(1024);
     out.extend_from_slice(method.as_str().as_bytes());
     out.push(b' ');
@@ -48,6 +51,12 @@ pub(super) fn write_request(parts: &Parts, has_content: bool) -> Result<Vec<u8>,
     }
     out.extend_from_slice(b"\r\n");
     Ok(out)
+}
+
+/// §8.2.1: values neither begin nor end with a space.
+fn is_trimmed(value: &[u8]) -> bool {
+    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    !is_space(value.first()) && !is_space(value.last())
 }
 
 /// §8.3.1: `:authority` is what `Host` is in HTTP/1.1; where there are both, they say the same.
@@ -151,6 +160,16 @@ mod tests {
         let lines = read("https://site.example/", &[("content-length", "5")], true).unwrap();
         assert_eq!(lines, ["/", "host: site.example", "content-length: 5"]);
         assert_eq!(read("https://site.example/", &[], false).unwrap(), ["/", "host: site.example"]);
+    }
+
+    #[test]
+    fn values_begin_and_end_without_space() {
+        for value in [" 1", "1\t", "\t", " "] {
+            for name in ["x-a", "cookie"] {
+                assert_eq!(read("https://a.example/", &[(name, value)], false), Err(Malformed), "{value:?}");
+            }
+        }
+        assert!(read("https://a.example/", &[("x-a", "1 2"), ("x-b", "")], false).is_ok());
     }
 
     #[test]

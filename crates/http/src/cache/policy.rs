@@ -54,6 +54,8 @@ pub enum NotStorable {
     VaryAny,
     /// It varies by a field that does not reach the origin as the client sent it, because we write it ourselves.
     VaryByClient,
+    /// The request has a field that servers may take for one by which it varies.
+    VaryImitated,
     /// Nothing makes it cacheable: neither freshness nor `public` nor a heuristically cacheable status (RFC 9111 §3).
     NoPermission,
     /// It would be stale at once and could not be validated.
@@ -68,7 +70,7 @@ pub enum NotStorable {
 impl NotStorable {
     /// Whether it is because of the request alone: the response to another one may be stored.
     pub fn is_by_request(self) -> bool {
-        matches!(self, Self::RequestNoStore | Self::Authorization | Self::Identified)
+        matches!(self, Self::RequestNoStore | Self::Authorization | Self::Identified | Self::VaryImitated)
     }
 }
 
@@ -477,6 +479,8 @@ fn may_store(
         && !is_heuristically_cacheable(response.status)
     {
         NotStorable::NoPermission
+    } else if vary::is_imitated(&response.fields, &request.fields) {
+        NotStorable::VaryImitated
     } else {
         return Ok(());
     };

@@ -3,6 +3,7 @@
 use super::directives::{members, parts};
 use crate::chars::is_token;
 use crate::field::{FieldId, Fields};
+use crate::field_rules::imitates;
 use crate::forward::{ConnectionOptions, without_cookie};
 
 /// More members than this are not sorted; the key then depends on their order.
@@ -25,6 +26,16 @@ pub fn is_by_client(response: &Fields<'_>, request: &Fields<'_>) -> bool {
         FieldId::Other => crate::forward::is_deceptive(name),
         _ => false,
     })
+}
+
+/// Whether some server takes a field of `request` for one that `Vary` names, such as `X_Tenant` for `X-Tenant`: its value may
+/// have selected the response without being part of what other requests are compared by. Imitations of known fields do
+/// not go on to servers.
+pub fn is_imitated(response: &Fields<'_>, request: &Fields<'_>) -> bool {
+    response
+        .get_all(FieldId::Vary)
+        .flat_map(members)
+        .any(|name| request.iter().any(|(id, sent, _)| id == FieldId::Other && imitates(sent, name)))
 }
 
 /// Appends the names that `Vary` lists: in lower case, each once, in alphabetical order, separated by commas. `false`
@@ -280,6 +291,22 @@ mod tests {
             assert!(is_by_client(name, name) && !is_by_client(name, "X-A"), "{name}");
         }
         assert!(!is_by_client("Accept, X-Real", "X-A"));
+    }
+
+    #[test]
+    fn what_servers_take_for_a_field_that_selects_is_told_from_it() {
+        let is_imitated = |vary: &str, sent: &str| {
+            let request = OwnedFields::new(&[("Accept", "*/*"), (sent, "x")]);
+            super::is_imitated(&OwnedFields::new(&[("Vary", vary)]).view(), &request.view())
+        };
+        for sent in ["X_Tenant", "x.tenant", "X~TENANT"] {
+            assert!(is_imitated("Accept, X-Tenant", sent), "{sent}");
+            assert!(!is_imitated("Accept", sent), "{sent}");
+        }
+        assert!(is_imitated("X_Tenant", "X-Tenant"));
+        for sent in ["X-Tenant", "x-tenant", "X_Tenants", "XxTenant", "X_Tenan"] {
+            assert!(!is_imitated("Accept, X-Tenant", sent), "{sent}");
+        }
     }
 
     #[test]
