@@ -9,7 +9,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 
 use tempfile::TempDir;
-use tidegate_e2e::{Builder, Client, Origin, Process, Reply, Tidegate, content, eventually, free_port};
+use tidegate_e2e::{
+    Builder, Certificate, Client, Gate, Origin, Process, Reply, Site, Tidegate, content, eventually,
+    free_port, http2,
+};
 
 /// Debian's ICAP server on a port of its own, with three services: `echo` changes nothing, `url_check` refuses URLs
 /// with `/forbidden`, `srv_content_filtering` refuses and changes responses.
@@ -284,6 +287,33 @@ fn service_may_answer_head_as_it_answers_get() {
         }
         assert_eq!(tidegate.metric("tidegate_icap_failures_total"), 0.0, "{on}");
     }
+}
+
+/// The client's stream is over by then, and its client has not left.
+#[test]
+fn service_that_ends_its_answer_after_the_last_byte_has_delivered_it() {
+    let certificate = Certificate::of(&["a.example"]);
+    let origin = Origin::start(|_| Reply::ok("here").with("Cache-Control", "no-store"));
+    let gate = Gate::default();
+    let door = gate.clone();
+    let service = Hostile::serve("", move |_, stream| {
+        let head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nCache-Control: no-store\r\n\r\n";
+        let own = format!("ICAP/1.0 200 OK\r\nEncapsulated: res-hdr=0, res-body={}\r\n\r\n", head.len());
+        let _ = stream.write_all(&[own.as_bytes(), head, b"5\r\nhello\r\n"].concat());
+        door.pass();
+        let _ = stream.write_all(b"0\r\n\r\n");
+    });
+    let builder = one_core(&origin).tables(&table(service.port, "x", "on = \"responses\""));
+    let site = Site::start(builder, &[("a", &certificate)]);
+    http2::run(async {
+        let mut client = http2::Client::connect(&site, &certificate).await;
+        assert_eq!(client.get("/").await.1, b"hello");
+    });
+    gate.open();
+    eventually("it is counted", || {
+        (site.tidegate.metric("tidegate_responses_2xx_total") == 1.0).then_some(())
+    });
+    assert_eq!(site.tidegate.metric("tidegate_responses_broken_total"), 0.0);
 }
 
 /// A server's answers that are no decision.

@@ -246,15 +246,16 @@ async fn download(
         _ => None,
     };
     loop {
-        // Who has all of a known length asks for no more.
-        if wanted && announced.is_none_or(|length| *sent_bytes < length) {
+        // Who has all of a known length asks for no more, and may be gone before its source has ended.
+        let lacks_some = wanted && announced.is_none_or(|length| *sent_bytes < length);
+        if lacks_some {
             sender.wanted().await?;
         }
         let piece = tokio::select! {
             biased;
             piece = streamed.chunk() => piece.map_err(Cut::Upstream)?,
             // An upstream that says nothing for long is not kept for nobody.
-            () = sender.unwanted() => return Err(Cut::Client),
+            () = sender.unwanted(), if lacks_some => return Err(Cut::Client),
         };
         let Some(piece) = piece else { break };
         if piece.is_empty() || !wanted {
