@@ -1,8 +1,8 @@
 //! Validation: what a stored response is recognized by, and what a 304 says about it (RFC 9111 §4.3).
 
-use tidegate_http::cache::Policy;
 use tidegate_http::cache::conditional::validators_match;
 use tidegate_http::cache::update::{Recipient, is_for_one_client, merge};
+use tidegate_http::cache::{Policy, vary};
 use tidegate_http::{FieldId, HeadLimits, Method, Progress, ResponseHead, ResponseParser};
 use tidegate_store::Object;
 
@@ -68,6 +68,10 @@ pub(super) fn take_over_from_head(storing: &Storing<'_>, stored: &Object, respon
     if entry.status != 200 || entry.is_by_coding {
         return;
     }
+    // It may be another one's that was selected.
+    if vary::is_imitated(&response.fields, &storing.request.fields) {
+        return;
+    }
     let length = fill::decimal(&response.fields, FieldId::ContentLength);
     // Of an answer that could be about anything nothing follows.
     let is_told_apart = match entry.etag {
@@ -96,7 +100,9 @@ pub(super) fn freshen(
         return None;
     }
     if !validators_match(&not_modified.fields, entry.etag, entry.last_modified_s) {
-        storing.store.remove(stale.key());
+        if !vary::is_imitated(&not_modified.fields, &storing.request.fields) {
+            storing.store.remove(stale.key());
+        }
         return None;
     }
     if !storing.core.flights.is_current(storing.url_key, storing.epoch) {
