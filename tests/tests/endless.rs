@@ -2,15 +2,16 @@
 #![allow(clippy::unwrap_used, reason = "a failure here is the test's failure")]
 
 use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener};
+use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rustix::net::sockopt;
 use tidegate_e2e::http3::{cancel, get, run, until, url};
-use tidegate_e2e::{Certificate, Client, Gate, Origin, Reply, Site, Tidegate, eventually, http2, http3};
+use tidegate_e2e::{Certificate, Client, Origin, Reply, Site, Tidegate, eventually, http2, http3};
 
-/// The end of each connection on which it answered is counted. Its responses have a length, or chunks, or neither.
+/// The end of each connection on which it answered is counted. Its responses have a length, or chunks, or neither, or do not
+/// begin.
 fn silent() -> (Origin, Arc<AtomicUsize>) {
     let left = Arc::<AtomicUsize>::default();
     let count = Arc::clone(&left);
@@ -18,6 +19,7 @@ fn silent() -> (Origin, Arc<AtomicUsize>) {
         let head: &[u8] = match request.target.as_str() {
             "/length" => b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nstart",
             "/chunks" => b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nstart\r\n",
+            "/waiting" => b"",
             _ => b"HTTP/1.0 200 OK\r\n\r\nstart",
         };
         let count = Arc::clone(&count);
@@ -44,19 +46,23 @@ fn http1_client_that_is_gone_lets_go_of_a_silent_upstream() {
     let certificate = Certificate::of(&["a.example"]);
     let (origin, left) = silent();
     let site = Site::start(Tidegate::builder().origin(&origin), &[("a", &certificate)]);
-    for (number, target) in TARGETS.iter().flat_map(|target| [target; 2]).enumerate() {
+    let ask = |client: &mut Client, target| {
+        client.send(format!("GET {target} HTTP/1.1\r\nHost: a.example\r\n\r\n"));
+        assert_eq!(client.head().0, 200);
+    };
+    let mut stays = site.connect(&certificate);
+    ask(&mut stays, "/chunks");
+    for (number, target) in TARGETS.into_iter().flat_map(|target| [target; 2]).enumerate() {
         let mut client = match number % 2 {
             0 => Client::connect(site.tidegate.address()),
             _ => site.connect(&certificate),
         };
-        client.send(format!("GET {target} HTTP/1.1\r\nHost: a.example\r\n\r\n"));
-        assert_eq!(client.head().0, 200);
-        assert_eq!(left.load(Ordering::SeqCst), number, "one that stays is not left");
+        ask(&mut client, target);
         abandon(&client);
         drop(client);
         run(until(|| left.load(Ordering::SeqCst) == number + 1));
     }
-    assert_eq!(site.tidegate.metric("tidegate_responses_broken_total"), 6.0);
+    assert_eq!(site.tidegate.metric("tidegate_responses_broken_total"), 6.0, "one that stays is not left");
 }
 
 #[test]
@@ -67,29 +73,27 @@ fn stream_that_is_cancelled_lets_go_of_a_silent_upstream() {
     run(async {
         let mut second = http2::Client::connect(&site, &certificate).await;
         let third = http3::Client::connect(&site, &certificate).await;
+        // Both stay until their connections end.
+        let response = second.send(get("/chunks")).await.await.unwrap();
+        let mut stream = third.send(get("/chunks")).await;
+        assert_eq!(stream.recv_response().await.unwrap().status(), 200);
         let mut gone = 0;
         for target in TARGETS {
             let mut response = second.send(get(target)).await.await.unwrap();
             assert_eq!(response.body_mut().data().await.unwrap().unwrap(), "start");
-            assert_eq!(left.load(Ordering::SeqCst), gone, "one that stays is not left");
             drop(response);
             gone += 1;
             until(|| left.load(Ordering::SeqCst) == gone).await;
             let mut stream = third.send(get(target)).await;
             assert_eq!(stream.recv_response().await.unwrap().status(), 200);
-            assert_eq!(left.load(Ordering::SeqCst), gone, "one that stays is not left");
             cancel(&mut stream);
             gone += 1;
             until(|| left.load(Ordering::SeqCst) == gone).await;
         }
-        // With their connections go those that are left.
-        let response = second.send(get("/chunks")).await.await.unwrap();
-        let mut stream = third.send(get("/chunks")).await;
-        assert_eq!(stream.recv_response().await.unwrap().status(), 200);
         second.connection.abort();
         third.quic.close(http3::varint(http3::code::NO_ERROR), b"");
         until(|| left.load(Ordering::SeqCst) == gone + 2).await;
-        drop(response);
+        drop((response, stream));
     });
     assert_eq!(site.tidegate.metric("tidegate_responses_broken_total"), 8.0);
 }
@@ -98,19 +102,7 @@ fn stream_that_is_cancelled_lets_go_of_a_silent_upstream() {
 #[test]
 fn access_log_has_the_streams_that_the_drain_timeout_cut_off() {
     let certificate = Certificate::of(&["a.example"]);
-    let gate = Gate::default();
-    let held = gate.clone();
-    let origin = Origin::start(move |request| {
-        let (door, has_begun) = (held.clone(), request.target == "/begun");
-        Reply::script(move |stream| {
-            if has_begun {
-                let head = b"HTTP/1.1 200 OK\r\nCache-Control: no-store\r\nContent-Length: 100\r\n\r\nstart";
-                stream.write_all(head)?;
-            }
-            door.pass();
-            stream.shutdown(Shutdown::Both)
-        })
-    });
+    let (origin, _left) = silent();
     let builder = Tidegate::builder()
         .origin(&origin)
         .limits("drain_timeout = \"1s\"")
@@ -119,8 +111,8 @@ fn access_log_has_the_streams_that_the_drain_timeout_cut_off() {
     run(async {
         let mut second = http2::Client::connect(&site, &certificate).await;
         let third = http3::Client::connect(&site, &certificate).await;
-        let response = second.send(get("/begun")).await.await.unwrap();
-        let mut stream = third.send(get("/begun")).await;
+        let response = second.send(get("/length")).await.await.unwrap();
+        let mut stream = third.send(get("/length")).await;
         assert_eq!(stream.recv_response().await.unwrap().status(), 200);
         let waiting = (second.send(get("/waiting")).await, third.send(get("/waiting")).await);
         until(|| origin.count() == 4).await;
@@ -130,11 +122,10 @@ fn access_log_has_the_streams_that_the_drain_timeout_cut_off() {
         drop((response, stream, waiting));
     });
     assert!(site.tidegate.wait().success());
-    gate.open();
     let log = std::fs::read_to_string(site.tidegate.directory().join("access.txt")).unwrap_or_default();
     for version in ["2.0", "3.0"] {
         let of = |what: String| log.matches(&what).count();
-        assert_eq!(of(format!("\"GET /begun HTTP/{version}\" 200 5 ")), 1, "{log}");
+        assert_eq!(of(format!("\"GET /length HTTP/{version}\" 200 5 ")), 1, "{log}");
         assert_eq!(of(format!("\"GET /waiting HTTP/{version}\" 503 0 ")), 1, "{log}");
     }
     assert_eq!(log.lines().count(), 4, "{log}");

@@ -42,3 +42,9 @@ pub(crate) const fn is_target(byte: u8) -> bool {
 pub(crate) const fn is_value(byte: u8) -> bool {
     CLASSES[byte as usize] & VALUE != 0
 }
+
+/// Whether a field's value neither begins nor ends with a space (RFC 9113 §8.2.1, RFC 9114 §10.3).
+pub fn is_trimmed(value: &[u8]) -> bool {
+    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    !is_space(value.first()) && !is_space(value.last())
+}

@@ -22,6 +22,7 @@ mod proxy_header;
 mod simd;
 mod status;
 
+pub use chars::is_trimmed;
 pub use chunked::{
     ChunkLimits, ChunkedDecoder, Decoded, ExtensionScope, write_chunk, write_chunk_header, write_last_chunk,
 };

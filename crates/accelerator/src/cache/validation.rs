@@ -68,10 +68,6 @@ pub(super) fn take_over_from_head(storing: &Storing<'_>, stored: &Object, respon
     if entry.status != 200 || entry.is_by_coding {
         return;
     }
-    // It may be another one's that was selected.
-    if vary::is_imitated(&response.fields, &storing.request.fields) {
-        return;
-    }
     let length = fill::decimal(&response.fields, FieldId::ContentLength);
     // Of an answer that could be about anything nothing follows.
     let is_told_apart = match entry.etag {
@@ -82,9 +78,17 @@ pub(super) fn take_over_from_head(storing: &Storing<'_>, stored: &Object, respon
         }
     };
     if length.is_some_and(|length| length != stored.body_length()) {
-        storing.store.remove(stored.key());
+        remove_other(storing, stored, response);
     } else if is_told_apart {
         let _ = freshen(storing, stored, response);
+    }
+}
+
+/// Removes what is stored, since `response` is about another one: unless that one may have been selected by a field that
+/// does not count.
+fn remove_other(storing: &Storing<'_>, stored: &Object, response: &ResponseHead<'_>) {
+    if !vary::is_imitated(&response.fields, &storing.request.fields) {
+        storing.store.remove(stored.key());
     }
 }
 
@@ -100,9 +104,7 @@ pub(super) fn freshen(
         return None;
     }
     if !validators_match(&not_modified.fields, entry.etag, entry.last_modified_s) {
-        if !vary::is_imitated(&not_modified.fields, &storing.request.fields) {
-            storing.store.remove(stale.key());
-        }
+        remove_other(storing, stale, not_modified);
         return None;
     }
     if !storing.core.flights.is_current(storing.url_key, storing.epoch) {

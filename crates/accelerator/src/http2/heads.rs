@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http::request::Parts;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Response, StatusCode, Version, header};
 use tidegate_http::forward::{is_hop_by_hop, write_field};
-use tidegate_http::{FieldId, ResponseHead};
+use tidegate_http::{FieldId, ResponseHead, is_trimmed};
 
 /// A request that HTTP/2 does not allow. The parser finds the others.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -13,6 +13,7 @@ pub(super) struct Malformed;
 /// Writes a request's head with its final empty line. `has_content` says whether content may follow.
 pub(super) fn write_request(parts: &Parts, has_content: bool) -> Result<Vec<u8>, Malformed> {
     let Parts { method, uri, headers, .. } = parts;
+    // §8.2.1.
     if !headers.values().all(|value| is_trimmed(value.as_bytes())) {
         return Err(Malformed);
     }
@@ -51,12 +52,6 @@ pub(super) fn write_request(parts: &Parts, has_content: bool) -> Result<Vec<u8>,
     }
     out.extend_from_slice(b"\r\n");
     Ok(out)
-}
-
-/// §8.2.1: values neither begin nor end with a space.
-fn is_trimmed(value: &[u8]) -> bool {
-    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-    !is_space(value.first()) && !is_space(value.last())
 }
 
 /// §8.3.1: `:authority` is what `Host` is in HTTP/1.1; where there are both, they say the same.

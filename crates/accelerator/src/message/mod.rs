@@ -461,18 +461,17 @@ impl Drop for Awaited<'_> {
     fn drop(&mut self) {
         let Incoming { head, normalized, peer, info, .. } = &self.incoming;
         let Exchange { core, began, .. } = self.exchange;
-        if core.is_cut_off() {
-            core.log(*peer, head, CUT_OFF, Bytes::default(), "none", *began);
-            return;
-        }
-        if let Some(defence) = core.defence.as_ref().filter(|_| self.whose != Whose::Unproved) {
+        let is_cut_off = core.is_cut_off();
+        let tells_defence = !is_cut_off && self.whose != Whose::Unproved;
+        if let Some(defence) = core.defence.as_ref().filter(|_| tells_defence) {
             let now_ms = core.clock.elapsed_ms();
             // The upstream works all the same, on what may well be new to the cache.
             let from = CameFrom::given_up(head, now_ms.saturating_sub(self.asked_ms));
             let client = defence.client(self.whose.place(), *peer, info, now_ms);
             let _ = defence.responded(client, normalized, ResponseView::GIVEN_UP, from, now_ms);
         }
-        core.log(*peer, head, CLIENT_LEFT, Bytes::default(), "none", *began);
+        let status = if is_cut_off { CUT_OFF } else { CLIENT_LEFT };
+        core.log(*peer, head, status, Bytes::default(), "none", *began);
     }
 }
 

@@ -29,8 +29,7 @@ pub fn is_by_client(response: &Fields<'_>, request: &Fields<'_>) -> bool {
 }
 
 /// Whether some server takes a field of `request` for one that `Vary` names, such as `X_Tenant` for `X-Tenant`: its value may
-/// have selected the response without being part of what other requests are compared by. Imitations of known fields do
-/// not go on to servers.
+/// have selected the response without being part of what other requests are compared by.
 pub fn is_imitated(response: &Fields<'_>, request: &Fields<'_>) -> bool {
     response
         .get_all(FieldId::Vary)

@@ -3,7 +3,7 @@
 use super::HeadError;
 use super::heads::max_field_section_size;
 use super::qpack;
-use crate::chars::is_token;
+use crate::chars::{is_token, is_trimmed};
 use crate::field::FieldId;
 use crate::forward;
 use crate::forward::is_hop_by_hop;
@@ -94,8 +94,7 @@ pub(super) fn checked_field(name: &[u8], value: &[u8]) -> Result<FieldId, HeadEr
 
 /// §10.3 and RFC 9110 §5.5: no controls, and no space at either end.
 fn is_sound(value: &[u8]) -> bool {
-    let is_space = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
-    !is_space(value.first()) && !is_space(value.last()) && simd::run(ValueEnd(value)) == value.len()
+    is_trimmed(value) && simd::run(ValueEnd(value)) == value.len()
 }
 
 /// Where a value ends.
